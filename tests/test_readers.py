@@ -90,7 +90,7 @@ def text_of_reading(file: Path) -> None:
     read = reading_file.read(file.parent)
     with suppress(RopepatchError):  # the text does not fit the hash
         source_ids(read.source, None, read.vocabulary, "x")
-    judge(read, [read.tops[reading_file.RIGHT].at(row) for row in range(len(read.positions))], None)
+    judge(read, [read.tops[reading_file.RIGHT].rows()[row] for row in range(len(read.positions))], None)
 
 
 def planned(file: Path) -> None:

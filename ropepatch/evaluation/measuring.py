@@ -23,7 +23,6 @@ from ropepatch.evaluation.results import Result, as_read, environment, identity,
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before
-from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -203,7 +202,7 @@ def measure_extension(
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if fine_tuned is not None:
         after = replace(subject, source=Checkpoint.find(fine_tuned, weights=True), base=subject)
-        if frequency_error(after.source, plan):
+        if after.source.config.frequencies.distance(plan.change.frequencies):
             raise RopepatchError(
                 f"{fine_tuned} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
                 hint="pass the checkpoint that this plan produced",

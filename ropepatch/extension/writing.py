@@ -42,7 +42,7 @@ from ropepatch.model.source import (
     without_paths,
 )
 from ropepatch.model.stock import saving
-from ropepatch.model.weights import NAMED, Progress, Weights, checksums, clone_files
+from ropepatch.model.weights import NAMED, Progress, checksums, clone_files
 from ropepatch.scaling.method import Method
 
 TOKENIZER = "tokenizer_config.json"
@@ -135,7 +135,9 @@ def check(plan: Plan, out: str | Path, *, link: bool = False, include: Sequence[
         check_no_other_code(source.folder, files)
         check_memory(source)
     if not link:
-        check_room(source.weights, folder.parent)
+        disk = next(above for above in folder.parents if above.is_dir())
+        hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
+        check_space("the copy", disk, source.weights.num_bytes, hint=hint)
     return Copy(plan, source, folder, files, origin, link)
 
 
@@ -260,13 +262,6 @@ def proof_of(checkpoint: Checkpoint, verdict: Verdict, *, linked: bool = False) 
     return proof if linked else proof | {"checksums": checksums(checkpoint.weights)}
 
 
-def check_room(weights: Weights, place: Path) -> None:
-    """Raise if the disk of a folder, which may not exist yet, has no space for a copy of the weights."""
-    existing = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-    hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
-    check_space("the copy", existing, weights.num_bytes, hint=hint)
-
-
 def origin_of(source: Checkpoint) -> dict[str, Any]:
     """Return the record's keys about the source checkpoint: `base` and `earlier`."""
     if (source.folder / ADAPTER).exists():
@@ -313,8 +308,9 @@ def write_configuration(source: Checkpoint, folder: Path, plan: Plan, change: Ch
     dropped = ["auto_map", NAMED]
     if plan.method.changes_frequencies:
         dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
-    kept = {key: value for key, value in source.config.raw.items() if key not in dropped}
-    write_json(folder / "config.json", source.config.read_from(kept).changed(change.keys).raw)
+    changed = source.config.changed(change.keys).raw
+    kept = {key: value for key, value in changed.items() if key in change.keys or key not in dropped}
+    write_json(folder / "config.json", kept)
     for name, text in change.code.items():
         (folder / name).write_bytes(text.encode())
     if (source.folder / TOKENIZER).exists():

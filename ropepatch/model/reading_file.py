@@ -52,9 +52,10 @@ class Tops(Part):
     ids: list[list[Token]]
     log_probs: list[list[LogProb]]
 
-    def at(self, index: int) -> dict[int, float]:
-        """Return the log-probabilities at the position of an index, by token."""
-        return dict(zip(self.ids[index], map(float, self.log_probs[index]), strict=True))
+    def rows(self) -> list[dict[int, float]]:
+        """Return the log-probabilities by token, at each position."""
+        pairs = zip(self.ids, self.log_probs, strict=True)
+        return [dict(zip(ids, map(float, logs), strict=True)) for ids, logs in pairs]
 
 
 class Reading(Part):

@@ -122,7 +122,10 @@ def judge(
         refuses: Whether it refuses longer prompts, instead of truncating them.
     """
     tables = {
-        name: tuple(None if got is None else divergence(tops.at(row), got) for row, got in enumerate(answers))
+        name: tuple(
+            None if got is None else divergence(expected, got)
+            for expected, got in zip(tops.rows(), answers, strict=True)
+        )
         for name, tops in reading.tops.items()
     }
     within = {name: _of(table, reading.beyond, False) for name, table in tables.items()}
@@ -180,10 +183,10 @@ def precision_of(reading: Reading) -> float:
 
 def shows_no_error(reading: Reading) -> bool:
     """Return whether errors exist, and none differs from the right RoPE by more than 16 bits explain."""
-    right = reading.tops[RIGHT]
+    right = reading.tops[RIGHT].rows()
     least = max(FLOOR, ROUNDED * precision_of(reading))
     for name, tops in reading.tops.items():
-        table = tuple(divergence(right.at(row), tops.at(row)) for row in range(len(reading.positions)))
+        table = tuple(divergence(*pair) for pair in zip(right, tops.rows(), strict=True))
         if name != RIGHT and typical(_of(table, reading.beyond, True)) > least:
             return False
     return len(reading.tops) + len(reading.alike) > 1

@@ -150,8 +150,8 @@ def make_reading(
         with _in_16_bits(model, seed), _logits_of(model, tokens) as logits_at:
             inexact = _tops(_log_probs(logits_at, positions), checkpoint.folder.name)
     progress(len(tables) + 1, len(tables) + 1)
-    rows = range(len(positions))
-    rounded = [round(divergence(tops[RIGHT].at(row), inexact.at(row)), PLACES) for row in rows]
+    pairs = zip(tops[RIGHT].rows(), inexact.rows(), strict=True)
+    rounded = [round(divergence(*pair), PLACES) for pair in pairs]
     apart = _told_apart(tops, [position > window for position in positions])
     alike = [name for name in tops if name not in apart]
     libraries = "ropepatch", "transformers", "torch"
@@ -271,10 +271,11 @@ def _least_certain(logits_at: Callable[[Tensor], Tensor], groups: list[list[int]
 
 def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
     """Drop the errors that cannot be distinguished from the right RoPE beyond the original length."""
-    right, rows = tops[RIGHT], [index for index, is_beyond in enumerate(beyond) if is_beyond]
+    right = [row for row, is_beyond in zip(tops[RIGHT].rows(), beyond, strict=True) if is_beyond]
 
     def apart(other: Tops) -> float:
-        return typical([divergence(right.at(row), other.at(row)) for row in rows])
+        rows = [row for row, is_beyond in zip(other.rows(), beyond, strict=True) if is_beyond]
+        return typical([divergence(*pair) for pair in zip(right, rows, strict=True)])
 
     return {name: top for name, top in tops.items() if name == RIGHT or apart(top) > TOLD_APART}
 

@@ -37,7 +37,7 @@ def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_origina
     for name, tops in reading.tops.items():
         computed = Engine(extended, name).log_probs(reading.source.ids[:-1])
         for row, position in enumerate(reading.positions):
-            for token, log_prob in tops.at(row).items():
+            for token, log_prob in tops.rows()[row].items():
                 assert log_prob == pytest.approx(computed[position - 1, token].item(), abs=2e-3)
 
 

@@ -155,8 +155,6 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(tmp_path, run_her
         {"generated": "self", "weight": 1.0},
         {"generated": "questions", "weight": 0.5},
     ]
-    names = {"loss within 256 tokens", "loss beyond", "passkey accuracy", "passkey log-prob"}
-    assert record["training"]["found"].keys() == names
     assert [row["step"] for row in history_of(folder)] == [0, 2]
     assert not any("target_loss" in row for row in history_of(folder))
     assert f"{folder} is finished" in run_here(*line, cwd=tmp_path).stderr

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Row
 
-LARGEST = 700.0  # nats whose perplexity a float can hold
+LARGEST = 300.0  # nats whose perplexity, with the ticks beyond it, a float can hold
 HEADROOM = 1.0  # nats that a figure shows beyond the worst value of the best lines
 FLOOR_LOOK = Look(FAINT, ":")
 Rows = Mapping[str, Sequence["Row"]]  # by name of the result
