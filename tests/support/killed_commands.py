@@ -19,7 +19,7 @@ from run_recipes import small_recipe, write_recipe, write_recipe_and_suite
 
 import ropepatch
 from ropepatch.model.source import TINY
-from ropepatch.training.recipe import Data, Distil, Generated
+from ropepatch.training.recipe import Data, Distil, Generated, Watch
 
 CACHED = re.compile(r"^cache/tokens/[^/]+")
 VOLATILE = {"seconds", "minutes", "date"}
@@ -229,7 +229,8 @@ def attacks(folder: Path) -> dict[str, Attack]:
 def write_distilling_recipe(place: Path) -> None:
     """Write `six.yaml` for self-distillation on self-generated text."""
     own = Data(sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128)
-    write_recipe(place, small_recipe(data=own, distil=Distil()))
+    watch = Watch(every=3, windows=1, passkey_trials=0, max_short_loss_increase=0.9)
+    write_recipe(place, small_recipe(data=own, distil=Distil(), watch=watch))
 
 
 def nothing(place: Path) -> None:
