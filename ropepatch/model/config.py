@@ -66,12 +66,12 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
         raw: The content of config.json.
         own: The configuration class of a custom model in memory; None for transformers' class.
     """
+    check_stock(raw)
     if own is not None:
         with stock_code("read the model's configuration"):
             return own.from_dict(_decode_floats(raw))
     model_type = raw.get("model_type")
     if not is_known(model_type):
-        check_stock(raw)
         if raw.get("auto_map"):
             raise RopepatchError(
                 f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",

@@ -148,7 +148,7 @@ def test_every_supported_architecture_is_saved_with_a_remapping(tmp_path):
             continue
         model = tiny_model(model_type)
         surveyed = Config.of(model)
-        if surveyed.section is None and surveyed.config.model_type == model_type:
+        if surveyed.section is None and surveyed.model_type == model_type:
             remapped_by = tmp_path / model_type
             with contextlib.suppress(RopepatchError):  # which has its own test
                 expected[model_type] = write_remapped(remapped_by, model, "self-extend", window=7)
