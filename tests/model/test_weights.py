@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.writing import check_room
+from ropepatch.files import check_space
 from ropepatch.model import weights as weights_module
 from ropepatch.model.weights import (
     INDEX,
@@ -86,7 +86,7 @@ def test_a_terabyte_of_weights_is_checked_by_its_header(tmp_path):
     weights = read_headers(tmp_path)
     assert weights.shapes == {"w": (size,)}
     with pytest.raises(RopepatchError, match=r"needs 1099\.5 GB"):  # the copy is not sparse
-        check_room(weights, tmp_path)
+        check_space("the copy", tmp_path, weights.num_bytes, hint="")
 
 
 # Errors
