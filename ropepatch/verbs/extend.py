@@ -193,8 +193,8 @@ def extend(
         say_warnings(plan, say)
     processes, folder = join(), absolute(place)
     is_written = _is_written(plan, place)
-    if isinstance(model, Plan) and isinstance(plan.source, Checkpoint):
-        plan.source.check_unchanged()
+    if isinstance(model, Plan):
+        check_unchanged(plan)
     check_fingerprint(plan, reading)
     check_place(place)
 
@@ -247,6 +247,12 @@ def output_of(plan: Plan, out: str | Path | None, method: object = None, recipe:
 def absolute(place: Path) -> Path:
     """The absolute path of an output."""
     return place.expanduser().absolute()
+
+
+def check_unchanged(plan: Plan) -> None:
+    """Refuse a plan whose config.json has changed since."""
+    if isinstance(plan.source, Checkpoint):
+        plan.source.check_unchanged()
 
 
 def say_warnings(plan: Plan, say: Say) -> None:

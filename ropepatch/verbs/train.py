@@ -17,7 +17,6 @@ from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
 from ropepatch.files import is_gguf
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.processes import join
 from ropepatch.progress import Progress, Say, bar, interruptible, say_on_stderr
 from ropepatch.settings import Length, name_of
@@ -30,6 +29,7 @@ from ropepatch.verbs.extend import (
     absolute,
     check_carried,
     check_place,
+    check_unchanged,
     failures,
     is_here,
     output_of,
@@ -113,8 +113,8 @@ def train(
     _check_installed()
     settings = recipe if isinstance(recipe, Recipe) else read_recipe(os.fspath(recipe))
     plan = model if isinstance(model, Plan) else _planned(model, settings, to, method, original, revision)
-    if isinstance(model, Plan) and isinstance(plan.source, Checkpoint):
-        plan.source.check_unchanged()
+    if isinstance(model, Plan):
+        check_unchanged(plan)
     if text is not None:
         settings = _reading(settings, Texts(text=os.fspath(text), field=field, split=split))
     if settings.distil is not None and settings.distil.auto_size:

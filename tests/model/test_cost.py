@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from tiny_models import LLAMA_SIZES
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoModelForCausalLM,
@@ -20,19 +21,6 @@ import ropepatch
 from ropepatch.model.cost import Cost, cache_bytes, forward_bytes, step_bytes
 from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.recipe import Lora
-
-SMALL = {
-    "hidden_size": 128,
-    "intermediate_size": 352,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
 
 
 def peak_of_allocations(step) -> int:
@@ -56,7 +44,7 @@ def peak_of_allocations(step) -> int:
 )
 def test_the_activations_are_what_torch_allocates(lora, mixed):
     # As many key as query heads: on the CPU, older torch takes others through [T, T] scores.
-    config, tokens = LlamaConfig(**SMALL | {"vocab_size": 32}, use_cache=False), 512
+    config, tokens = LlamaConfig(**LLAMA_SIZES | {"vocab_size": 32}, use_cache=False), 512
     model = LlamaForCausalLM(config)
     model = trainable(model.bfloat16() if mixed else model, lora).train()
     base = model.get_base_model() if lora else model
@@ -79,7 +67,7 @@ def test_the_activations_are_what_torch_allocates(lora, mixed):
 
 @pytest.mark.parametrize("keys", [2, 4])
 def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
-    config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
+    config = LlamaConfig(**LLAMA_SIZES | {"num_key_value_heads": keys, "num_hidden_layers": 12})
     model = LlamaForCausalLM(config).eval()
     for tokens, cached, read in (
         (2048, False, lambda: ropepatch.perplexity(model, None, [torch.arange(2048) % 1024])),
@@ -90,7 +78,7 @@ def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
 
 
 def test_without_checkpointing_every_layer_is_held():
-    one, six = (LlamaConfig(**SMALL | {"num_hidden_layers": layers}) for layers in (1, 6))
+    one, six = (LlamaConfig(**LLAMA_SIZES | {"num_hidden_layers": layers}) for layers in (1, 6))
     logits, how = 12 * 256 * 1024, {"tokens": 256, "itemsize": 2, "stream": 2}
     layer = step_bytes(one, **how, recomputed=False) - logits
     assert step_bytes(six, **how, recomputed=False) - logits == 6 * layer
@@ -98,7 +86,7 @@ def test_without_checkpointing_every_layer_is_held():
 
 
 def test_heads_wider_than_the_hidden_state_count_with_their_width():
-    narrow, wide = (Qwen3Config(**SMALL, head_dim=head) for head in (32, 64))
+    narrow, wide = (Qwen3Config(**LLAMA_SIZES, head_dim=head) for head in (32, 64))
     how = {"tokens": 100, "itemsize": 2, "stream": 2, "recomputed": True}
     assert step_bytes(wide, **how) - step_bytes(narrow, **how) == 100 * 2 * 2 * (4 * 32 + 4 * 32)
 

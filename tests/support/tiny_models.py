@@ -20,6 +20,19 @@ from transformers.models.auto.modeling_auto import (
 
 from ropepatch.model.config import auto_class
 
+# Sizes whose estimated cost is compared with what torch allocates and computes.
+LLAMA_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
 CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 # Multimodal models without a class for only the language model.
 COMPOSITE_TYPES = tuple(sorted({*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*CAUSAL_LM_TYPES}))

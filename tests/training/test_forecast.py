@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from run_recipes import small_recipe
-from tiny_models import tiny_config
+from tiny_models import LLAMA_SIZES, tiny_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
@@ -25,18 +25,6 @@ from ropepatch.training.run import Run
 from ropepatch.training.supply import read_supply
 
 PLAN = ropepatch.plan("tiny", to=512)
-SMALL = {
-    "hidden_size": 128,
-    "intermediate_size": 352,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
 
 
 def rows_of(window):
@@ -68,7 +56,7 @@ def test_the_weights_of_published_models_are_counted(name, weights):
     "lora", [None, Lora(r=3), Lora(r=3, train_embeddings=True), Lora(target_modules="all-linear")]
 )
 def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
-    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    config = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True)
     counted = Weights.of(blueprint(config), small_recipe(lora=lora))
     model = trainable(LlamaForCausalLM(config), lora)
     assert counted.trained == sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
@@ -85,7 +73,7 @@ def needed(config, dtype="bfloat16", **changes):
 
 
 def test_memory_is_the_sum_of_what_each_weight_takes():
-    config = LlamaConfig(**SMALL, tie_word_embeddings=True, dtype="bfloat16")
+    config = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True, dtype="bfloat16")
     base, linear, trained = 1_336_960, 1_204_224, 6 * 4 * 4 * (128 + 128) + 13 * 128
     evaluation = forward_bytes(config, 8192, 2)
     lora = needed(config, lora=Lora(r=4))
@@ -93,7 +81,7 @@ def test_memory_is_the_sum_of_what_each_weight_takes():
     assert lora - needed(config, lora=Lora(r=4), quantization="4bit") == pytest.approx(linear * (2 - 0.516))
     full = needed(config, lora=None, watch=Watch(target=False))
     assert full == 18 * base + forward_bytes(config, 4096, 2)  # with autocast's copies, and an evaluation
-    stored = LlamaConfig(**SMALL, tie_word_embeddings=True, dtype="float32")
+    stored = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True, dtype="float32")
     assert needed(stored, lora=Lora(r=4)) == lora + 2 * base  # frozen weights are loaded as stored
     passkeys = needed(config, lora=Lora(r=4), watch=Watch(passkey_trials=1))
     assert passkeys - lora == cache_bytes(config, 8192)
