@@ -60,12 +60,16 @@ def plot_sinusoidal_table() -> Figure:
         axes = figure.subplots()
         image = _map(axes, sinusoids(), SIGNED, -1, 1)
         axes.set(xlabel="channel: sin in even ones, cos in odd ones", ylabel="position")
-        axes.set_title("sinusoidal: every channel is a wave over the positions, the last ones the slowest")
+        axes.set_title(
+            "sinusoidal: every channel is a wave over the positions, the last ones the slowest"
+        )
         figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.6)
     return figure
 
 
-def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int = 160) -> Figure:
+def plot_biases(
+    heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int = 160
+) -> Figure:
     """Biases that ALiBi and T5 add to the scores of a few heads; of T5, whose numbers are trained, buckets.
 
     Args:
@@ -82,7 +86,9 @@ def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int
         upper, lower = figure.subplots(2, len(shown), sharex=True, sharey=True)
         for axes, head in zip(upper, shown, strict=True):
             slope = float(slopes(heads)[head - 1])
-            image = _map(axes, _behind(-slope * distances, distances), f"{RISING}_r", -below, 0)
+            image = _map(
+                axes, _behind(-slope * distances, distances), f"{RISING}_r", -below, 0
+            )
             axes.set_title(f"head {head}: −{slope:.2g} a token")
         bar = figure.colorbar(image, ax=upper, ticks=[-below, 0], shrink=0.8)
         bar.set_ticklabels([f"−{below} or less", "0"])
@@ -104,13 +110,20 @@ def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int
 def write_beside(axes: Axes, words: str, offset: float) -> None:
     """Words at the left of a panel, so many points from its edge."""
     where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
-    axes.annotate(words, (0, 0.5), (offset, 0), ha="right", va="center", color=INK, **where)
+    axes.annotate(
+        words, (0, 0.5), (offset, 0), ha="right", va="center", color=INK, **where
+    )
 
 
 def _map(axes: Axes, values: Tensor, colours: str, low: float, high: float) -> Any:
     axes.grid(visible=False)
     return axes.imshow(
-        values.tolist(), cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+        values.tolist(),
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        interpolation="nearest",
     )
 
 
@@ -140,13 +153,25 @@ def plot_distances(origins: Sequence[int] = (1, 48, 96)) -> Figure:
             distances = (table - table[origin]).norm(dim=1)
             products = table @ table[origin]
             for axes, values in ((left, distances), (right, products)):
-                axes.plot(values.tolist(), color=colour, linewidth=1.3, label=f"position {origin}")
+                axes.plot(
+                    values.tolist(),
+                    color=colour,
+                    linewidth=1.3,
+                    label=f"position {origin}",
+                )
         left.set_title("distance between the sinusoidal vectors")
         right.set_title(f"their product: {CHANNELS // 2} with itself")
         for axes in (left, right):
-            axes.set(xlim=(0, POSITIONS - 1), ylim=(0, None), xlabel="the other position")
+            axes.set(
+                xlim=(0, POSITIONS - 1), ylim=(0, None), xlabel="the other position"
+            )
         handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, [f"from {label}" for label in labels], loc="outside upper left", ncols=3)
+        figure.legend(
+            handles,
+            [f"from {label}" for label in labels],
+            loc="outside upper left",
+            ncols=3,
+        )
     return figure
 
 
@@ -160,9 +185,13 @@ def plot_turns(positions: Sequence[int] = (1, 8, 64), head_dim: int = 16) -> Fig
                 _dial(axes, position * frequency)
             write_beside(row[0], f"p = {position}", -8)
         for pair, (axes, frequency) in enumerate(zip(grid[0], inv_freq, strict=True)):
-            axes.set_title(f"pair {pair}\n{_tokens(2 * math.pi / frequency)}", loc="center")
+            axes.set_title(
+                f"pair {pair}\n{_tokens(2 * math.pi / frequency)}", loc="center"
+            )
         where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        grid[0][0].annotate("tokens per turn", (0, 1), (-8, 5), ha="right", color=QUIET, **where)
+        grid[0][0].annotate(
+            "tokens per turn", (0, 1), (-8, 5), ha="right", color=QUIET, **where
+        )
     return figure
 
 
@@ -170,11 +199,18 @@ def _dial(axes: Axes, angle: float) -> None:
     """A hand that has turned by an angle from the right, and its way of less than a turn."""
     circle = [2 * math.pi * k / 90 for k in range(91)]
     way = [angle % (2 * math.pi) * k / 60 for k in range(61)]
-    axes.plot([math.cos(a) for a in circle], [math.sin(a) for a in circle], color=GRID, linewidth=1)
+    axes.plot(
+        [math.cos(a) for a in circle],
+        [math.sin(a) for a in circle],
+        color=GRID,
+        linewidth=1,
+    )
     axes.plot([0, 1], [0, 0], color=FAINT, linewidth=0.8)
     x, y = ([0, *(0.55 * part(a) for a in way)] for part in (math.cos, math.sin))
     axes.fill(x, y, color=COLOURS[0], alpha=0.25, linewidth=0)
-    axes.plot([0, math.cos(angle)], [0, math.sin(angle)], color=COLOURS[0], linewidth=1.8)
+    axes.plot(
+        [0, math.cos(angle)], [0, math.sin(angle)], color=COLOURS[0], linewidth=1.8
+    )
     axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal")
     axes.set_axis_off()
     turns = angle / (2 * math.pi)

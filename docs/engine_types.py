@@ -17,14 +17,21 @@ from ropepatch.report.printers import markdown_rows
 
 Row = Mapping[str, Any]
 SAID = {"another model": "another rope", "undecided": NOT_KNOWN, "not shown": NOT_KNOWN}
-READ = {"reads": {OTHERS: "right"}, "ignores": {"default": NOT_KNOWN, OTHERS: "unscaled"}}
+READ = {
+    "reads": {OTHERS: "right"},
+    "ignores": {"default": NOT_KNOWN, OTHERS: "unscaled"},
+}
 READ |= {ABSENT: {OTHERS: ABSENT}}
 
 
 def rows_of(engine: str) -> list[Row]:
     """List the results for an engine, of the version in `VERSIONS`."""
     rows: list[Row] = result("engine-types")["rows"]
-    return [row for row in rows if (row["engine"], row["version"]) == (engine, VERSIONS[engine])]
+    return [
+        row
+        for row in rows
+        if (row["engine"], row["version"]) == (engine, VERSIONS[engine])
+    ]
 
 
 def engines() -> list[str]:
@@ -40,8 +47,14 @@ def text() -> str:
         [lists] = [row for row in rows_of(engine) if "asked" in row] or [{}]
         for row in rows_of(engine):
             name = row.get("model_type")
-            if name and not (lists and name not in lists["types"]) and (verdicts := shortest(row)):
-                groups.setdefault(json.dumps([row["how"], verdicts]), []).append(key(name))
+            if (
+                name
+                and not (lists and name not in lists["types"])
+                and (verdicts := shortest(row))
+            ):
+                groups.setdefault(json.dumps([row["how"], verdicts]), []).append(
+                    key(name)
+                )
         named = [
             f'"{name}": {json.dumps(" ".join(lists[name]))},'
             for name in ("types", "new_keys")
@@ -51,7 +64,11 @@ def text() -> str:
             f"  [{group[1:-1]}, {json.dumps(' '.join(sorted(names)))}]"
             for group, names in sorted(groups.items())
         )
-        lines.append("\n ".join([f"{json.dumps(engine)}: {{", *named, f'"rows": [\n{found}\n ]}}']))
+        lines.append(
+            "\n ".join(
+                [f"{json.dumps(engine)}: {{", *named, f'"rows": [\n{found}\n ]}}']
+            )
+        )
     return "{" + ",\n".join(lines) + "}\n"
 
 
@@ -70,10 +87,21 @@ def key(model_type: str) -> str:
 def table() -> str:
     """The RoPE types that each engine supports in each architecture, and how that is known."""
     names = sorted(
-        {row["model_type"] for engine in engines() for row in rows_of(engine) if "model_type" in row}
+        {
+            row["model_type"]
+            for engine in engines()
+            for row in rows_of(engine)
+            if "model_type" in row
+        }
     )
-    rows = [(f"`{name}`", *(cell(engine, *key(name).split("/")) for engine in engines())) for name in names]
-    return markdown_rows(("model_type", *(f"{engine} ({VERSIONS[engine]})" for engine in engines())), rows)
+    rows = [
+        (f"`{name}`", *(cell(engine, *key(name).split("/")) for engine in engines()))
+        for name in names
+    ]
+    return markdown_rows(
+        ("model_type", *(f"{engine} ({VERSIONS[engine]})" for engine in engines())),
+        rows,
+    )
 
 
 def cell(engine: str, whole: str, text: str | None = None) -> str:
@@ -83,9 +111,15 @@ def cell(engine: str, whole: str, text: str | None = None) -> str:
         how, verdict = verdicts["default"]
         return ", ".join(filter(None, ("all" if verdict == "right" else verdict, how)))
     right = [kind for kind, (_, verdict) in verdicts.items() if verdict == "right"]
-    wrong = {verdict: None for _, verdict in verdicts.values() if verdict not in ("right", NOT_KNOWN)}
+    wrong = {
+        verdict: None
+        for _, verdict in verdicts.values()
+        if verdict not in ("right", NOT_KNOWN)
+    }
     [how] = {how for how, _ in verdicts.values()} - {None}
-    said = "; else ".join(filter(None, (", ".join(right), " or ".join(wrong or [NOT_KNOWN]))))
+    said = "; else ".join(
+        filter(None, (", ".join(right), " or ".join(wrong or [NOT_KNOWN])))
+    )
     return f"{said}, {how}"
 
 
@@ -95,5 +129,9 @@ def shortest(row: Row) -> dict[str, str]:
     if isinstance(reads, str):
         return READ.get(reads, {})
     verdicts = {kind: SAID.get(verdict, verdict) for kind, verdict in reads.items()}
-    (most, _), *_ = Counter(value for kind, value in verdicts.items() if kind != "default").most_common(1)
-    return {kind: verdict for kind, verdict in verdicts.items() if verdict != most} | {OTHERS: most}
+    (most, _), *_ = Counter(
+        value for kind, value in verdicts.items() if kind != "default"
+    ).most_common(1)
+    return {kind: verdict for kind, verdict in verdicts.items() if verdict != most} | {
+        OTHERS: most
+    }

@@ -21,9 +21,13 @@ def measured_from(results: Path) -> list[dict[str, Any]]:
     possible loss where it is known, and by length how many passkeys were found of how many.
     """
     return [
-        *_training_free(read_json(results / "tiny-training-free.json"), "tiny-training-free.json"),
+        *_training_free(
+            read_json(results / "tiny-training-free.json"), "tiny-training-free.json"
+        ),
         _perplexities(results / "babyllama-4x.json"),
-        *_maps(read_json(results / "position-remappings.json"), "position-remappings.json"),
+        *_maps(
+            read_json(results / "position-remappings.json"), "position-remappings.json"
+        ),
     ]
 
 
@@ -31,7 +35,9 @@ def _training_free(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
     """The bundled model at each factor."""
     entries = []
     for target in dict.fromkeys(row["target"] for row in content["rows"]):
-        rows = {row["method"]: row for row in content["rows"] if row["target"] == target}
+        rows = {
+            row["method"]: row for row in content["rows"] if row["target"] == target
+        }
         floor = rows.pop("floor")
         runs = {name: row for name, row in rows.items() if "keys" in row}
         entries.append(
@@ -41,8 +47,13 @@ def _training_free(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
                 "target": target,
                 "kind": "methods",
                 "file": file,
-                "stretches": [[int(end) for end in span.split(" to ")] for span in floor["nats"]],
-                "loss": {name: [mean for mean, _ in run["nats"].values()] for name, run in runs.items()},
+                "stretches": [
+                    [int(end) for end in span.split(" to ")] for span in floor["nats"]
+                ],
+                "loss": {
+                    name: [mean for mean, _ in run["nats"].values()]
+                    for name, run in runs.items()
+                },
                 "floor": [mean for mean, _ in floor["nats"].values()],
                 "passkey": {name: run["keys"] for name, run in runs.items()},
             }
@@ -62,7 +73,9 @@ def _perplexities(path: Path) -> dict[str, Any]:
         "file": path.name,
         "stretches": [[row["at"]["begin"], row["at"]["end"]] for row in rows[0]],
         "loss": {
-            BASE if result["scaling"] is None else result["label"]: [round(row["value"], 4) for row in of]
+            BASE if result["scaling"] is None else result["label"]: [
+                round(row["value"], 4) for row in of
+            ]
             for result, of in zip(results, rows, strict=True)
         },
         "floor": None,
@@ -76,12 +89,18 @@ def _by_position(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
     """Every model with position remappings: within its window, and over the whole target."""
-    rows = [row for row in content["rows"] if row["method"] != OWN and " with " not in row["method"]]
+    rows = [
+        row
+        for row in content["rows"]
+        if row["method"] != OWN and " with " not in row["method"]
+    ]
     places = dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows)
     entries = []
     for model, factor, target in places:
         here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
-        losses, keys = ([row for row in here if row["kind"] == kind] for kind in ("loss", "passkey"))
+        losses, keys = (
+            [row for row in here if row["kind"] == kind] for kind in ("loss", "passkey")
+        )
         trained = target // factor
         entries.append(
             {
@@ -98,7 +117,11 @@ def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
                 },
                 "floor": None,
                 "passkey": {
-                    name: {str(target): [sum(row[one] for row in of) for one in ("correct", "n")]}
+                    name: {
+                        str(target): [
+                            sum(row[one] for row in of) for one in ("correct", "n")
+                        ]
+                    }
                     for name, of in _by_method(keys).items()
                     if all("correct" in row for row in of)
                 },
@@ -110,7 +133,9 @@ def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
 def _by_method(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        grouped.setdefault(BASE if row["method"] == BASELINE else row["method"], []).append(row)
+        grouped.setdefault(
+            BASE if row["method"] == BASELINE else row["method"], []
+        ).append(row)
     return grouped
 
 

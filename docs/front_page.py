@@ -13,20 +13,36 @@ METHODS = {
     "student-short": "`yarn` with self-distillation, 100 steps",
 }
 MODELS = (
-    *("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.3"),
+    *(
+        "Qwen/Qwen3-8B",
+        "Qwen/Qwen2.5-7B-Instruct",
+        "meta-llama/Llama-3.1-8B",
+        "mistralai/Mistral-7B-v0.3",
+    ),
     *("google/gemma-3-4b-it", "openai/gpt-oss-20b", "HuggingFaceTB/SmolLM3-3B"),
 )
-TRAININGS = ("smollm2-135m-32k", "llama2-7b-yarn-32k-pose", "qwen3-8b-128k", "llama3.1-8b-256k")
+TRAININGS = (
+    "smollm2-135m-32k",
+    "llama2-7b-yarn-32k-pose",
+    "qwen3-8b-128k",
+    "llama3.1-8b-256k",
+)
 
 
 def accuracy(outcome: Outcome) -> str:
     """Retrieval accuracy by kind, at the original length and at the target."""
-    places = [(kind, n) for kind in kinds_of(outcome.first) for n in (outcome.window, outcome.target)]
+    places = [
+        (kind, n)
+        for kind in kinds_of(outcome.first)
+        for n in (outcome.window, outcome.target)
+    ]
     rows = []
     for method, title in METHODS.items():
         cells = []
         for kind, length in places:
-            share = mean(outcome.methods[method], answers_of(found, kind, length), share=True)
+            share = mean(
+                outcome.methods[method], answers_of(found, kind, length), share=True
+            )
             low, high = share.interval()
             cells.append(f"{share.value:.0%} [{low:.0%}, {high:.0%}]")
         rows.append((title, *cells))
@@ -38,9 +54,13 @@ def models() -> str:
     presets, rows, engines = {one["model"]: one for one in PRESETS}, [], list[str]()
     for model in MODELS:
         plan = plan_of(presets[model])
-        lengths = f"{plan.config.rope.original_max_position_embeddings:,} → {plan.target:,}"
+        lengths = (
+            f"{plan.config.rope.original_max_position_embeddings:,} → {plan.target:,}"
+        )
         rope_type = f"`{plan.rope_parameters['rope_type']}`"
-        rows.append((f"`{model}`", lengths, rope_type, *(line.reads for line in plan.engines)))
+        rows.append(
+            (f"`{model}`", lengths, rope_type, *(line.reads for line in plan.engines))
+        )
         engines = [line.engine for line in plan.engines]
     return markdown_rows(("model", "context length", "`rope_type`", *engines), rows)
 
@@ -50,6 +70,10 @@ def hardware() -> str:
     rows = []
     for name in TRAININGS:
         costs = costs_of(name)
-        memory = (f"{cost.memory:.0f} GiB: {smallest_gpu(cost.memory)}" for cost in costs)
+        memory = (
+            f"{cost.memory:.0f} GiB: {smallest_gpu(cost.memory)}" for cost in costs
+        )
         rows.append((f"`{name}`", *memory, gpu_hours(costs[0])))
-    return markdown_rows(("recipe", "LoRA", "QLoRA (`quantization: 4bit`)", "H100 hours"), rows)
+    return markdown_rows(
+        ("recipe", "LoRA", "QLoRA (`quantization: 4bit`)", "H100 hours"), rows
+    )

@@ -43,7 +43,10 @@ def concept_figures() -> dict[str, str]:
     """The figures of the page on concepts, by name."""
     from encoding_gallery import plot_encoding_gallery
 
-    plans = [plan("tiny", to="4x", method=name) for name in ("linear", "ntk", "yarn", "self-extend")]
+    plans = [
+        plan("tiny", to="4x", method=name)
+        for name in ("linear", "ntk", "yarn", "self-extend")
+    ]
     drawn = figures_of_plans(plans) | plot_encoding_gallery()
     return {name: svg(drawn[name]) for name in CONCEPTS}
 
@@ -66,20 +69,29 @@ def svg(figure: Any) -> str:
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
     """A table in Markdown."""
-    return markdown_rows(head, [[cell.replace("|", r"\|") for cell in row] for row in rows])
+    return markdown_rows(
+        head, [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    )
 
 
-GIVEN: dict[str, dict[str, Any]] = {  # what methods without a default are set to, at 64 rotary pairs
+GIVEN: dict[
+    str, dict[str, Any]
+] = {  # what methods without a default are set to, at 64 rotary pairs
     "abf": {"rope_theta": 8e6},
     "custom": {"divisors": [1 + i / 21 for i in range(64)]},
     "longrope": {"long_factor": [1 + i / 12.6 for i in range(64)]},
-    "longrope-switch": {"long_factor": [1 + i / 12.6 for i in range(64)], "short_factor": [1.0] * 64},
+    "longrope-switch": {
+        "long_factor": [1 + i / 12.6 for i in range(64)],
+        "short_factor": [1.0] * 64,
+    },
 }
 
 
 def engines() -> str:
     """Tabulate how each engine runs each scaling of a LLaMA at 4 times its 4,096 tokens, with notes."""
-    config = LlamaConfig(hidden_size=128, num_attention_heads=1, max_position_embeddings=4096)
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=1, max_position_embeddings=4096
+    )
     notes: dict[str, int] = {}
     rows = []
     for name in METHODS:
@@ -97,9 +109,13 @@ def engines() -> str:
 
 STUDIES = "../../eval/studies"
 TRAINING_FREE = (
-    f"[training-free on `tiny`]({STUDIES}/README.md#every-method-on-the-bundled-checkpoint-training-free)"
+    "[training-free on `tiny`]"
+    f"({STUDIES}/README.md#every-method-on-the-bundled-checkpoint-training-free)"
 )
-UNMEASURED = ("longrope", "longrope-switch")  # their factors come from a search that is not part of ropepatch
+UNMEASURED = (
+    "longrope",
+    "longrope-switch",
+)  # their factors come from a search that is not part of ropepatch
 
 
 def source(paper: str) -> str:
@@ -114,15 +130,26 @@ def contract(kind: type) -> str:
     return re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(kind) or "")[0]
 
 
-def arguments(kind: type, defaults: Mapping[str, Any], head: str = "parameter") -> Iterator[str]:
+def arguments(
+    kind: type, defaults: Mapping[str, Any], head: str = "parameter"
+) -> Iterator[str]:
     """A table of the arguments of a class, if it has any."""
-    texts = {key: text for base in reversed(kind.__mro__) for key, text in meanings(base).items()}
-    rows = [[f"`{key}`", f"`{value}`", texts.get(key, "")] for key, value in defaults.items()]
+    texts = {
+        key: text
+        for base in reversed(kind.__mro__)
+        for key, text in meanings(base).items()
+    }
+    rows = [
+        [f"`{key}`", f"`{value}`", texts.get(key, "")]
+        for key, value in defaults.items()
+    ]
     if rows:
         yield table([head, "default", "meaning"], rows)
 
 
-def entry(kind: type, parameters: Mapping[str, Any], facts: Mapping[str, str]) -> Iterator[str]:
+def entry(
+    kind: type, parameters: Mapping[str, Any], facts: Mapping[str, str]
+) -> Iterator[str]:
     """The section of an entry: what it is, its facts and its parameters."""
     yield f"## `{kind.name}`"
     yield contract(kind)
@@ -132,12 +159,16 @@ def entry(kind: type, parameters: Mapping[str, Any], facts: Mapping[str, str]) -
 
 def methods() -> Iterator[str]:
     """A section for every scaling."""
-    pages = dict.fromkeys(UNMEASURED, "none; a search outside ropepatch has to find its factors")
+    pages = dict.fromkeys(
+        UNMEASURED, "none; a search outside ropepatch has to find its factors"
+    )
     for kind in METHODS.values():
         facts = {
             "Frequencies": f"`{kind.formula}`",
             "Source": source(kind.paper),
-            "Saved as": "not saved" if kind.saved_as == "–" else f"RoPE type `{kind.saved_as}`",
+            "Saved as": "not saved"
+            if kind.saved_as == "–"
+            else f"RoPE type `{kind.saved_as}`",
             "Results": pages.get(kind.name, TRAINING_FREE),
         }
         if kind.length_dependent:
@@ -153,14 +184,25 @@ def position_remappings() -> Iterator[str]:
         if not index:
             common = {key: value for key, value in parameters.items() if key in shared}
             yield from arguments(kind, common, "parameter of all")
-        facts = {"Distance Δ becomes": f"`{kind.formula}`", "Source": source(kind.paper)}
-        yield from entry(kind, {key: parameters[key] for key in parameters if key not in shared}, facts)
+        facts = {
+            "Distance Δ becomes": f"`{kind.formula}`",
+            "Source": source(kind.paper),
+        }
+        yield from entry(
+            kind,
+            {key: parameters[key] for key in parameters if key not in shared},
+            facts,
+        )
 
 
 def encodings() -> Iterator[str]:
     """A section for every position encoding."""
     for kind in ENCODINGS.values():
-        facts = {"Family": kind.family, "Scores": f"`{kind.formula}`", "Source": source(kind.paper)}
+        facts = {
+            "Family": kind.family,
+            "Scores": f"`{kind.formula}`",
+            "Source": source(kind.paper),
+        }
         yield from entry(kind, describe_encoding(kind)["parameters"], facts)
 
 
@@ -170,7 +212,9 @@ def tasks() -> Iterator[str]:
         yield f"## `{name}`"
         yield contract(kind)
         defaults = {
-            key: "required" if one.is_required() else one.get_default(call_default_factory=True)
+            key: "required"
+            if one.is_required()
+            else one.get_default(call_default_factory=True)
             for key, one in kind.model_fields.items()
         }
         yield from arguments(kind, defaults)
@@ -187,7 +231,11 @@ def commands() -> Iterator[str]:
             text = io.StringIO()
             app.help_print([name], console=Console(file=text, width=100))
             yield f"### ropepatch {name}"
-            yield "```text\n" + re.sub(r" +$", "", text.getvalue().strip(), flags=re.MULTILINE) + "\n```"
+            yield (
+                "```text\n"
+                + re.sub(r" +$", "", text.getvalue().strip(), flags=re.MULTILINE)
+                + "\n```"
+            )
 
 
 API = {
@@ -202,7 +250,9 @@ API = {
 REGISTRIES = {"METHODS", "REMAPPINGS", "ENCODINGS"}
 
 
-SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n?|\n)+)", re.MULTILINE)
+SECTION = re.compile(
+    r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n?|\n)+)", re.MULTILINE
+)
 ENTRY = re.compile(r"^    (\*{0,2}\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
@@ -232,13 +282,19 @@ def described(thing: Any, written: Mapping[str, str] = MappingProxyType({})) -> 
 
     def listed(section: re.Match[str]) -> str:
         title = section[1].replace("Args", "Arguments")
-        entries = [(name, " ".join(text.split())) for name, text in ENTRY.findall(section[2])]
+        entries = [
+            (name, " ".join(text.split())) for name, text in ENTRY.findall(section[2])
+        ]
         if title == "Raises" and len(entries) == 1:
             [(name, text)] = entries
             return f"**Raises** `{name}`: {text}\n\n"
         kinds = {name: f" ({kind})" for name, kind in written.items() if kind}
         items = [f"- `{name}`{kinds.get(name, '')}: {text}" for name, text in entries]
-        return f"**{title}**\n\n" + ("\n".join(items) or inspect.cleandoc(section[2])) + "\n\n"
+        return (
+            f"**{title}**\n\n"
+            + ("\n".join(items) or inspect.cleandoc(section[2]))
+            + "\n\n"
+        )
 
     return SECTION.sub(listed, f"{inspect.getdoc(thing)}\n").strip()
 
@@ -249,9 +305,19 @@ def parameters(function: Any) -> dict[str, str]:
     for one in inspect.signature(function).parameters.values():
         if one.kind is one.KEYWORD_ONLY and "*" not in written and not starred(written):
             written["*"] = ""
-        default = "" if one.default is one.empty or inspect.isfunction(one.default) else f" = {one.default!r}"
-        kind = "" if one.annotation is one.empty or one.kind is one.VAR_KEYWORD else one.annotation
-        written[str(one.replace(annotation=one.empty, default=one.empty))] = kind and f"`{kind}{default}`"
+        default = (
+            ""
+            if one.default is one.empty or inspect.isfunction(one.default)
+            else f" = {one.default!r}"
+        )
+        kind = (
+            ""
+            if one.annotation is one.empty or one.kind is one.VAR_KEYWORD
+            else one.annotation
+        )
+        written[str(one.replace(annotation=one.empty, default=one.empty))] = (
+            kind and f"`{kind}{default}`"
+        )
     return written
 
 
@@ -264,12 +330,22 @@ def members(kind: type) -> Iterator[str]:
     """The public methods and properties of a class and of those that it extends, each in a line."""
     own = [one for one in kind.__mro__ if one.__module__.startswith("ropepatch.")]
     shown = [one for one in own if one not in (Settings, Named)]
-    found = {name: member for one in reversed(shown) for name, member in vars(one).items()}
+    found = {
+        name: member for one in reversed(shown) for name, member in vars(one).items()
+    }
     for name, member in found.items():
         text = (inspect.getdoc(member) or "").partition("\n\n")[0]
-        if name.startswith("_") or not text or not (callable(member) or isinstance(member, MEMBERS)):
+        if (
+            name.startswith("_")
+            or not text
+            or not (callable(member) or isinstance(member, MEMBERS))
+        ):
             continue
-        call = re.sub(r"^\((self|cls)(, )?", "(", signature(member)) if callable(member) else ""
+        call = (
+            re.sub(r"^\((self|cls)(, )?", "(", signature(member))
+            if callable(member)
+            else ""
+        )
         yield f"- `{name}{call}`: {' '.join(text.split())}"
 
 
@@ -290,7 +366,9 @@ def signature(function: Any) -> str:
             shown.append("*")
         keyword_only |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
         default = _Plain("...") if inspect.isfunction(one.default) else one.default
-        annotation = one.annotation if one.annotation is one.empty else _Plain(one.annotation)
+        annotation = (
+            one.annotation if one.annotation is one.empty else _Plain(one.annotation)
+        )
         shown.append(str(one.replace(annotation=annotation, default=default)))
     return f"({', '.join(shown)})"
 
@@ -319,7 +397,11 @@ SUBPAGES = {  # by page: those below it in the navigation
         "../../CONTRIBUTING",
         "../../CHANGELOG",
     ),
-    "eval/studies/README": ("*/*", "../benchmarks/README", "../../ropepatch/data/tiny/checkpoint/README"),
+    "eval/studies/README": (
+        "*/*",
+        "../benchmarks/README",
+        "../../ropepatch/data/tiny/checkpoint/README",
+    ),
 }
 
 

@@ -29,7 +29,10 @@ def tiny_checkpoint() -> str:
         f"error of the difference {tales['excess_standard_error']:.4f}); a model that forgets every "
         f"earlier sentence: {tales['forgetful']:.4f}",
         "- The least possible loss over the second half of stories of 2048 tokens: "
-        + ", ".join(f"{nats:.3f} with the last {window} tokens" for window, nats in record["worth"].items()),
+        + ", ".join(
+            f"{nats:.3f} with the last {window} tokens"
+            for window, nats in record["worth"].items()
+        ),
         "- Passkey accuracy, by depth of the needle:",
         "",
     ]
@@ -50,11 +53,18 @@ def babyllama() -> str:
         f"({first['env']['dtype'].removeprefix('torch.')}, {first['env']['device']}):"
     )
     by_length = (
-        [row for row in one["rows"] if row["measure"] == "loss" and [*row["at"]] == ["length"]]
+        [
+            row
+            for row in one["rows"]
+            if row["measure"] == "loss" and [*row["at"]] == ["length"]
+        ]
         for one in results
     )
     rows = [
-        [str(same[0]["at"]["length"]), *(f"{math.exp(row['value']):.2f}" for row in same)]
+        [
+            str(same[0]["at"]["length"]),
+            *(f"{math.exp(row['value']):.2f}" for row in same),
+        ]
         for same in zip(*by_length, strict=True)
     ]
     return f"{title}\n\n{markdown_rows(['tokens', *(one['label'] for one in results)], rows)}"
@@ -77,7 +87,9 @@ def training_free() -> str:
     """All methods on tiny at all factors."""
     rows = result("tiny-training-free")["rows"]
     given = {row["method"]: row["given"] for row in rows if row.get("given")}
-    lists = [name for name, kind in METHODS.items() if kind.required() and name not in given]
+    lists = [
+        name for name, kind in METHODS.items() if kind.required() and name not in given
+    ]
     tables = [
         f"**{factor} x**\n\n{_methods(factor, [name for name in METHODS if name not in lists])}"
         for (factor,) in by(rows, "factor")
@@ -93,7 +105,11 @@ def training_free() -> str:
 
 def _methods(factor: int, names: Iterable[str]) -> str:
     """Loss by positions and passkey accuracy by length, one method per row, the floors below."""
-    rows = {row["method"]: row for row in result("tiny-training-free")["rows"] if row["factor"] == factor}
+    rows = {
+        row["method"]: row
+        for row in result("tiny-training-free")["rows"]
+        if row["factor"] == factor
+    }
     floors = {name: row for name, row in rows.items() if "floor" in name}
     columns: dict[str, Any] = {"": lambda name: name if name in floors else f"`{name}`"}
     for span in rows["none"]["nats"]:
@@ -102,7 +118,9 @@ def _methods(factor: int, names: Iterable[str]) -> str:
         )
     for length in rows["none"]["keys"]:
         columns[f"passkey accuracy at {length}"] = lambda name, length=length: (
-            "" if name in floors or name not in rows else counted(share(*rows[name]["keys"][length]))
+            ""
+            if name in floors or name not in rows
+            else counted(share(*rows[name]["keys"][length]))
         )
     return table([*names, *floors], columns)
 
@@ -115,18 +133,26 @@ def trained() -> str:
     """Loss and passkey accuracy after training, by method and training sequences."""
     runs = {row["run"]: row for row in result("adaptation")["rows"]}
     floor = runs["floor"]["nats"]
-    names = TRAINED | {f"{name}, not trained": f"`{name}`, not trained" for name in ("none", "yarn")}
+    names = TRAINED | {
+        f"{name}, not trained": f"`{name}`, not trained" for name in ("none", "yarn")
+    }
     columns: dict[str, Any] = {"": lambda run: names.get(run, run)}
     for span in floor:
         if span != "0 to 2048":
-            columns[f"loss, {span}"] = lambda run, span=span: _above(runs[run]["nats"][span], floor[span])
+            columns[f"loss, {span}"] = lambda run, span=span: _above(
+                runs[run]["nats"][span], floor[span]
+            )
     columns |= {
         "passkey accuracy at 2048": lambda run: _keys(runs[run]),
         "short-context loss": lambda run: (
             f"{runs[run]['short_context']['increase']:+.1%}" if run in TRAINED else ""
         ),
         "tokens": lambda run: (
-            "" if run == "floor" else f"{runs[run]['tokens'] / 1e6:.2f} M" if run in TRAINED else "0"
+            ""
+            if run == "floor"
+            else f"{runs[run]['tokens'] / 1e6:.2f} M"
+            if run in TRAINED
+            else "0"
         ),
     }
     stories = runs["babyllama"]
@@ -198,7 +224,11 @@ def costs_in_short() -> str:
 
 def _costs(rows: Rows) -> str:
     machine = result("start_cost")["environment"]
-    heads = f"{machine['cores']} cores, {machine['cpu']}", "median (quartiles)", "ratio (quartiles)"
+    heads = (
+        f"{machine['cores']} cores, {machine['cpu']}",
+        "median (quartiles)",
+        "ratio (quartiles)",
+    )
     return markdown_rows(heads, rows)
 
 
@@ -207,7 +237,11 @@ def _starting() -> Rows:
     for name, what, baseline in (
         ("methods", "`ropepatch methods`", "import torch"),
         ("plan tiny --to 2q", "a wrong length, name or option", "import torch"),
-        ("plan tiny --to 2k", "`ropepatch plan`", "import torch, transformers.modeling_utils"),
+        (
+            "plan tiny --to 2k",
+            "`ropepatch plan`",
+            "import torch, transformers.modeling_utils",
+        ),
     ):
         yield (
             what,

@@ -22,25 +22,48 @@ from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan
-from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
-from ropepatch.model.config import blueprint, head_dim_of, key_value_heads_of, load_config, text_config
+from ropepatch.model.architectures import (
+    GGUF_FACTORS,
+    GGUF_FREQS,
+    GGUF_GLOBAL,
+    GGUF_PLAIN,
+)
+from ropepatch.model.config import (
+    blueprint,
+    head_dim_of,
+    key_value_heads_of,
+    load_config,
+    text_config,
+)
 from ropepatch.model.cost import Cost, cache_bytes
 from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
 from ropepatch.model.precision import BFLOAT16
 from ropepatch.report.printers import markdown_rows
-from ropepatch.settings import RECIPES, SUITES, Settings, find_shipped, relative_length, shipped_names
+from ropepatch.settings import (
+    RECIPES,
+    SUITES,
+    Settings,
+    find_shipped,
+    relative_length,
+    shipped_names,
+)
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import published_config, training_cost
 from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Recipe, read_recipe
 
-PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8"))
+PRESETS = json.loads(
+    (resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8")
+)
 
 
 def encodings() -> str:
     """Every encoding that may replace RoPE."""
-    rows = [(f"[`{kind.name}`](#{kind.name})", kind.family, kind.formula) for kind in ENCODINGS.values()]
+    rows = [
+        (f"[`{kind.name}`](#{kind.name})", kind.family, kind.formula)
+        for kind in ENCODINGS.values()
+    ]
     return markdown_rows(("encoding", "family", "scores"), rows)
 
 
@@ -55,7 +78,10 @@ def remappings() -> str:
 
 
 def _formulas(kinds: Iterable[Any], head: str) -> str:
-    rows = [(f"[`{kind.name}`](#{kind.name})", kind.formula, kind.saved_as) for kind in kinds]
+    rows = [
+        (f"[`{kind.name}`](#{kind.name})", kind.formula, kind.saved_as)
+        for kind in kinds
+    ]
     return markdown_rows(("method", head, "saved as"), rows)
 
 
@@ -67,11 +93,17 @@ def gguf_architectures() -> str:
     plain = "linear, ntk, abf, yarn with its usual betas; none of them on top of YaRN"
     rows = [
         ("every static method", f"as `{FREQS}`", _named(GGUF_FREQS)),
-        ("every static method", "as `rope_factors_long` and `_short`", _named(GGUF_FACTORS)),
+        (
+            "every static method",
+            "as `rope_factors_long` and `_short`",
+            _named(GGUF_FACTORS),
+        ),
         (plain, "as keys", _named(GGUF_PLAIN)),
         (f"{plain}; no other attention factor", "as keys", _named(GGUF_GLOBAL)),
     ]
-    return markdown_rows(("methods", "stored", "architectures, as GGUF names them"), rows)
+    return markdown_rows(
+        ("methods", "stored", "architectures, as GGUF names them"), rows
+    )
 
 
 def _named(architectures: Iterable[str]) -> str:
@@ -94,7 +126,9 @@ KV_CACHES = "llama-3.1-8b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "gemma-
 
 def suites() -> str:
     """Every suite, with the first sentence of its file."""
-    files = {name: find_shipped(name, SUITES, "suite") for name in shipped_names(SUITES)}
+    files = {
+        name: find_shipped(name, SUITES, "suite") for name in shipped_names(SUITES)
+    }
     rows = [(f"`{name}`", first_sentence(file)) for name, file in files.items()]
     return markdown_rows(("suite", "measures"), rows)
 
@@ -105,9 +139,19 @@ def kv_caches() -> str:
     for name in KV_CACHES:
         [preset] = [preset for preset in PRESETS if preset["name"] == name]
         config = text_config(load_config(preset["config"]))
-        sizes = config.num_hidden_layers, key_value_heads_of(config), head_dim_of(config)
+        sizes = (
+            config.num_hidden_layers,
+            key_value_heads_of(config),
+            head_dim_of(config),
+        )
         held = [cache_bytes(config, tokens) for tokens in (32_768, 131_072)]
-        rows.append((preset["model"], *map(str, sizes), *(f"{one / 2**30:.2f} GiB" for one in held if one)))
+        rows.append(
+            (
+                preset["model"],
+                *map(str, sizes),
+                *(f"{one / 2**30:.2f} GiB" for one in held if one),
+            )
+        )
     heads = "model", "layers", "KV heads", "head dimension", "32k tokens", "128k tokens"
     return markdown_rows(heads, rows)
 
@@ -115,14 +159,20 @@ def kv_caches() -> str:
 def models() -> str:
     """The plan by YaRN of every preset."""
     heads = "model", "original length", "target", "saved as", "layers scaled"
-    return markdown_rows(heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS])
+    return markdown_rows(
+        heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS]
+    )
 
 
 def plan_of(preset: Mapping[str, Any]) -> Plan:
     """The plan by YaRN of a preset."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(preset["config"]), encoding="utf-8")
-        return ropepatch.plan(folder, to=preset["to"], method="yarn", original=preset.get("original"))
+        Path(folder, "config.json").write_text(
+            json.dumps(preset["config"]), encoding="utf-8"
+        )
+        return ropepatch.plan(
+            folder, to=preset["to"], method="yarn", original=preset.get("original")
+        )
 
 
 def _planned(preset: Mapping[str, Any]) -> list[str]:
@@ -130,7 +180,10 @@ def _planned(preset: Mapping[str, Any]) -> list[str]:
         plan = plan_of(preset)
     except RopepatchError as error:
         return ["", f"refused: {error}", "", ""]
-    window, kind = plan.config.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
+    window, kind = (
+        plan.config.rope.original_max_position_embeddings,
+        plan.rope_parameters["rope_type"],
+    )
     layers = f"{_scaled_layers(plan)} of {plan.source.config.text.num_hidden_layers}"
     return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers]
 
@@ -140,7 +193,10 @@ def _scaled_layers(plan: Plan) -> int:
     config: Any = plan.source.config.text
     if hasattr(config, "no_rope_layers"):
         return sum(config.no_rope_layers)
-    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    types = (
+        getattr(config, "layer_types", None)
+        or ["full_attention"] * config.num_hidden_layers
+    )
     return types.count("full_attention")
 
 
@@ -162,7 +218,9 @@ class DescribedSchema(GenerateJsonSchema):
         written, kind = super().model_schema(schema), schema["cls"]
         if not issubclass(kind, Settings):
             return written
-        written["description"] = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+        written["description"] = " ".join(
+            (inspect.getdoc(kind) or "").split("\n\n")[0].split()
+        )
         texts = meanings(kind)
         for key, value in written.get("properties", {}).items():
             value.pop("title", None)
@@ -189,14 +247,24 @@ def keys() -> str:
     for prefix, kind in SECTIONS:
         texts = meanings(kind)
         for name, field in kind.model_fields.items():
-            default = "required" if field.is_required() else SHOWN.get(name) or _yaml(field.default)
-            rows.setdefault(f"{prefix}{name}", (default, texts[name].replace("None", "`null`")))
-    return markdown_rows(("key", "default", "meaning"), [(f"`{key}`", *row) for key, row in rows.items()])
+            default = (
+                "required"
+                if field.is_required()
+                else SHOWN.get(name) or _yaml(field.default)
+            )
+            rows.setdefault(
+                f"{prefix}{name}", (default, texts[name].replace("None", "`null`"))
+            )
+    return markdown_rows(
+        ("key", "default", "meaning"), [(f"`{key}`", *row) for key, row in rows.items()]
+    )
 
 
 def _yaml(value: Any) -> str:
     listed = list(value) if isinstance(value, tuple) else value
-    words = yaml.safe_dump(listed, default_flow_style=True).removesuffix("...\n").strip()
+    words = (
+        yaml.safe_dump(listed, default_flow_style=True).removesuffix("...\n").strip()
+    )
     return f"`{words}`"
 
 
@@ -204,14 +272,22 @@ def positions() -> str:
     """Every sampling of positions."""
     rows = []
     for name, kind in POSITIONS.items():
-        parameters = ", ".join(f"`{field}`" for field in kind.model_fields if field != "name")
+        parameters = ", ".join(
+            f"`{field}`" for field in kind.model_fields if field != "name"
+        )
         meaning = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
         rows.append((f"`{name}`", parameters, meaning, kind.paper))
     return markdown_rows(("positions", "parameters", "meaning", "source"), rows)
 
 
-GPUS = {24: "RTX 4090, L4", 48: "A6000, L40S", 80: "A100, H100", 141: "H200"}  # gigabytes
-ROOM = 0.85  # the share that a training may take by the estimate, which knows no fragments
+GPUS = {
+    24: "RTX 4090, L4",
+    48: "A6000, L40S",
+    80: "A100, H100",
+    141: "H200",
+}  # gigabytes
+# The share that a training may take by the estimate, which knows no fragments
+ROOM = 0.85
 
 
 def published_cost(recipe: Recipe) -> Cost | None:
@@ -242,7 +318,9 @@ def cost_of(name: str, quantization: Literal["4bit"] | None = None) -> Cost | No
 
 def costs_of(name: str) -> list[Cost]:
     """The costs of a recipe, its weights in their precision and in 4 bits, as far as they are known."""
-    return [cost for cost in (cost_of(name), cost_of(name, quantization="4bit")) if cost]
+    return [
+        cost for cost in (cost_of(name), cost_of(name, quantization="4bit")) if cost
+    ]
 
 
 def gpu_hours(cost: Cost) -> str:
@@ -257,7 +335,9 @@ def hardware() -> str:
         recipe = read_recipe(name)
         costs = costs_of(name)
         if recipe.model not in ("tiny", "MODEL") and costs:
-            cells = [f"{cost.memory:.1f} GiB: {smallest_gpu(cost.memory)}" for cost in costs]
+            cells = [
+                f"{cost.memory:.1f} GiB: {smallest_gpu(cost.memory)}" for cost in costs
+            ]
             cells += ["–"] * (2 - len(cells))
             rows.append((costs[0].memory, [f"`{name}`", *cells, gpu_hours(costs[0])]))
     head = ["recipe", "GPU memory", "with `quantization: 4bit`", "H100 hours"]
@@ -266,7 +346,10 @@ def hardware() -> str:
 
 def smallest_gpu(gib: float) -> str:
     """The smallest GPU that holds a training."""
-    return next((f"{size} GB ({names})" for size, names in GPUS.items() if gib <= ROOM * size), "several")
+    return next(
+        (f"{size} GB ({names})" for size, names in GPUS.items() if gib <= ROOM * size),
+        "several",
+    )
 
 
 def recipe_file(name: str) -> str:
@@ -274,7 +357,13 @@ def recipe_file(name: str) -> str:
     recipe = read_recipe(name)
     cost = cost_of(name)
     assert cost is not None
-    lines = find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()
-    number = next(i for i, line in enumerate(lines) if "training/forecast.py" in line) + 1
-    lines[number] = f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"
+    lines = (
+        find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()
+    )
+    number = (
+        next(i for i, line in enumerate(lines) if "training/forecast.py" in line) + 1
+    )
+    lines[number] = (
+        f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"
+    )
     return "\n".join(lines) + "\n"

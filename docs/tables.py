@@ -19,7 +19,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "eval" / "benchmarks"))
 sys.path.append(str(Path(__file__).parents[1] / "recipes" / "tiny"))
 sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
-sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
+sys.path.extend(
+    str(folder)
+    for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/")
+)
 
 import distil_study
 import encoding_properties
@@ -53,13 +56,15 @@ Make = Callable[[], str]
 ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
 SMOLLM2 = (8192, 16384)  # original and target length
-SMOLLM2_INSTRUCT = (
-    "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192; de-quantised weights)"
-)
+SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192; de-quantised weights)"
 FURTHER = {  # pages of `eval/run.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
     ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,
-    ("gemma3-270m", 32768, 65536): "Gemma 3 270M (268,098,176 parameters, original length 32,768)",
+    (
+        "gemma3-270m",
+        32768,
+        65536,
+    ): "Gemma 3 270M (268,098,176 parameters, original length 32,768)",
 }
 
 
@@ -76,10 +81,22 @@ def in_sections(make: Callable[[], Iterator[str]]) -> Make:
 
 def pages_cost() -> str:
     """Tabulate the cost of the study of long prompts on some published models."""
-    smol, base, long = "HuggingFaceTB/SmolLM2-135M", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B"
-    cases = (smol, *SMOLLM2), (base, 8192, 16384), (base, 8192, 32768), (long, 131072, 262144)
+    smol, base, long = (
+        "HuggingFaceTB/SmolLM2-135M",
+        "meta-llama/Meta-Llama-3-8B",
+        "meta-llama/Llama-3.1-8B",
+    )
+    cases = (
+        (smol, *SMOLLM2),
+        (base, 8192, 16384),
+        (base, 8192, 32768),
+        (long, 131072, 262144),
+    )
     return pages_study.costs_table(
-        [pages_study.full_cost(name, published_config(name) or {}, *lengths) for name, *lengths in cases]
+        [
+            pages_study.full_cost(name, published_config(name) or {}, *lengths)
+            for name, *lengths in cases
+        ]
     )
 
 
@@ -91,7 +108,9 @@ def smollm2_outcome() -> pages_tables.Outcome:
 def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
     """A table of SmolLM2 on long prompts, and under it how it was measured."""
     outcome, model = smollm2_outcome(), f"{SMOLLM2_INSTRUCT}, plain prompts"
-    command = "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --dtype bfloat16"
+    command = (
+        "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --dtype bfloat16"
+    )
     file = "`eval/results/smollm2.json`"
     return f"{make(outcome)}\n\n{pages_tables.measured(result('smollm2'), outcome, model, command, file)}"
 
@@ -101,11 +120,20 @@ def further_pages() -> str:
     parts = []
     for (name, window, target), model in FURTHER.items():
         own = rows(name) if (RESULTS / f"{name}.json").exists() else []
-        if {BASELINE, pages_tables.REFERENCE} <= {row["method"] for row in own if row["target"] == target}:
-            outcome, file = pages_tables.Outcome(own, window, target), f"`eval/results/{name}.json`"
-            told = pages_tables.measured(result(name), outcome, model, "python eval/run.py", file)
+        if {BASELINE, pages_tables.REFERENCE} <= {
+            row["method"] for row in own if row["target"] == target
+        }:
+            outcome, file = (
+                pages_tables.Outcome(own, window, target),
+                f"`eval/results/{name}.json`",
+            )
+            told = pages_tables.measured(
+                result(name), outcome, model, "python eval/run.py", file
+            )
             tables = pages_tables.all_tables(own, window, target)
-            parts.append(f"### {model.split(' (')[0]} to {target:,} tokens\n\n{tables}\n\n{told}")
+            parts.append(
+                f"### {model.split(' (')[0]} to {target:,} tokens\n\n{tables}\n\n{told}"
+            )
     return "\n\n".join(parts) or "Not measured yet."
 
 
@@ -125,14 +153,19 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "hardware": registries.hardware,
     },
     "docs/guides/choose.md": {
-        "remappings-measured": lambda: remappings_study.short_table(rows("position-remappings")),
+        "remappings-measured": lambda: remappings_study.short_table(
+            rows("position-remappings")
+        ),
     },
     "docs/guides/gguf.md": {
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
     },
     "docs/guides/kv-cache.md": {"kv-caches": registries.kv_caches},
-    "docs/guides/measure.md": {"ranking-rule": ranking_rule, "suites": registries.suites},
+    "docs/guides/measure.md": {
+        "ranking-rule": ranking_rule,
+        "suites": registries.suites,
+    },
     "docs/reference/api.md": {"every-name": in_sections(generate.api)},
     "docs/reference/remappings.md": {
         "remappings": registries.remappings,
@@ -179,7 +212,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "properties": encoding_properties.properties_table,
     },
     f"{STUDIES}/remappings/remappings.md": {
-        "remappings": lambda: remappings_study.remappings_table(rows("position-remappings")),
+        "remappings": lambda: remappings_study.remappings_table(
+            rows("position-remappings")
+        ),
         "remappings-cost": lambda: remappings_study.cost_table(rows("attention_cost")),
     },
     "recipes/README.md": {
@@ -193,9 +228,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
 
 def schema(kind: type[Suite | Recipe | pretraining_recipe.Recipe]) -> str:
     """The JSON Schema by which editors complete a file."""
-    content = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | kind.model_json_schema(
-        schema_generator=DescribedSchema
-    )
+    content = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema"
+    } | kind.model_json_schema(schema_generator=DescribedSchema)
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -273,7 +308,11 @@ def drawn_alike(one: str, other: str) -> bool:
     if NUMBER.sub("", one) != NUMBER.sub("", other):
         return False
     pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
-    return all(abs(float(here) - float(there)) <= MOVED for here, there in pairs if here != there)
+    return all(
+        abs(float(here) - float(there)) <= MOVED
+        for here, there in pairs
+        if here != there
+    )
 
 
 def main() -> None:
@@ -281,7 +320,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="name what differs, write nothing, exit 1")
+    parser.add_argument(
+        "--check", action="store_true", help="name what differs, write nothing, exit 1"
+    )
     check = parser.parse_args().check
     for _ in range(3):  # a page may quote another one, which has just been written
         if not (found := list(differing())):

@@ -68,7 +68,9 @@ class Entry:
         sys.path.append(str(script.parent))
         study = import_module(script.stem).STUDY
         given = study.command().parse_args(self.words[1:])
-        return next(iter(study.missing(given, Rows(given.json, study.name))), None) is None
+        return (
+            next(iter(study.missing(given, Rows(given.json, study.name))), None) is None
+        )
 
     def waits_for(self) -> list[Path]:
         """The files and folders that are missing."""
@@ -80,21 +82,48 @@ class Entry:
 
 def entries(models: Path) -> Iterator[Entry]:
     """All entries."""
-    yield making(models / SMOLLM2, str(SHARED / "checkpoints" / "smollm2-135m-instruct" / "make.py"))
-    free = ("baseline", "yarn", "llama3", "ntk", STRONGER_NTK, "rerope", "dca", "self-extend")
+    yield making(
+        models / SMOLLM2,
+        str(SHARED / "checkpoints" / "smollm2-135m-instruct" / "make.py"),
+    )
+    free = (
+        "baseline",
+        "yarn",
+        "llama3",
+        "ntk",
+        STRONGER_NTK,
+        "rerope",
+        "dca",
+        "self-extend",
+    )
     yield from pages(models, SMOLLM2, "16k", free, (12, 0.1))
-    yield from pages(models, SMOLLM2, "16k", ("baseline", "yarn", "rerope"), (12, 0.1), kinds="fact,chain")
+    yield from pages(
+        models,
+        SMOLLM2,
+        "16k",
+        ("baseline", "yarn", "rerope"),
+        (12, 0.1),
+        kinds="fact,chain",
+    )
     yield from pages(models, SMOLLM2, "16k", ("student-short",), (6, 0.1))
-    yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
+    yield from pages(
+        models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3)
+    )
     yield from pages(models, SMOLLM2, "16k", ("student-novels",), (None, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
-    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (9, 0.5), first=4)
+    yield from pages(
+        models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (9, 0.5), first=4
+    )
     yield from pages(models, SMOLLM2, "32k", ("student",), (40, 0.3))
-    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (None, 0.5))
+    yield from pages(
+        models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (None, 0.5)
+    )
     for device, minutes in (("cuda", (None, 0.5)), ("cpu", (1, None))):
         words = ["eval/benchmarks/attention_cost.py", "--device", device]
-        yield Entry(title=f"cost of the remappings, {device}", words=words, minutes=minutes)
+        yield Entry(
+            title=f"cost of the remappings, {device}", words=words, minutes=minutes
+        )
     for name, taken in STUDIES.items():
         words = [f"eval/studies/{name}.py"]
         if name == "adaptation/adaptation":
@@ -118,7 +147,9 @@ MAKERS: dict[str, tuple[list[str], Minutes]] = {  # of students
 
 def making(out: Path, script: str) -> Entry:
     """A model that a script writes."""
-    return Entry(title=f"{out.name}, made", words=[script, str(out)], minutes=(2, 2), makes=out)
+    return Entry(
+        title=f"{out.name}, made", words=[script, str(out)], minutes=(2, 2), makes=out
+    )
 
 
 def pages(
@@ -135,7 +166,11 @@ def pages(
     model, place = models / name, models / f"{name}-{to}"
     file = f"eval/results/{'-'.join([name, *filter(None, kinds.split(','))])}.json"
     rows, target = Rows(ROOT / file, name), relative_length(to, 1)
-    left = [one for one in methods if len(rows.of(model=name, target=target, method=one)) < first]
+    left = [
+        one
+        for one in methods
+        if len(rows.of(model=name, target=target, method=one)) < first
+    ]
     if not left:
         return
     made = {method: place / method for method in left if method in MAKERS}
@@ -153,7 +188,9 @@ def pages(
         words += ["--only", *(f"page={number}" for number in range(first))]
     asked = f" of {kinds}" if kinds else ""
     title = f"{name} to {to}, {first} pages{asked}: {', '.join(left)}"
-    yield Entry(title=title, words=words, minutes=minutes, needs=[model, *made.values()])
+    yield Entry(
+        title=title, words=words, minutes=minutes, needs=[model, *made.values()]
+    )
 
 
 # Running
@@ -194,11 +231,19 @@ def interrupt(child: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Run the command."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="default: no limit")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU, if there is one")
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="default: no limit"
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="default: a GPU, if there is one"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what is left")
-    parser.add_argument("--models", type=Path, default=default_cache().parent / "eval", metavar="FOLDER")
+    parser.add_argument(
+        "--models", type=Path, default=default_cache().parent / "eval", metavar="FOLDER"
+    )
     given = parser.parse_args()
     has_gpu = torch.cuda.is_available()
     if given.device == "cuda" and not has_gpu and not given.dry_run:
@@ -222,7 +267,9 @@ def main() -> None:
             log = logs / f"{entry.title.replace('/', '-')[:80]}.log"
             code = run(entry, remaining, log)
             failed += bool(code)
-            log_line(f"{entry.title}: {'interrupted' if code is None else f'exit code {code}, {log}'}")
+            log_line(
+                f"{entry.title}: {'interrupted' if code is None else f'exit code {code}, {log}'}"
+            )
     sys.exit(bool(failed))
 
 

@@ -78,7 +78,11 @@ HOMES = {  # modules of the public names, imported when used because it takes se
     "verbs.results": "Results plot read_results",
     "verbs.train": "train",
 }
-HOME = {name: f"ropepatch.{module}" for module, names in HOMES.items() for name in names.split()}
+HOME = {
+    name: f"ropepatch.{module}"
+    for module, names in HOMES.items()
+    for name in names.split()
+}
 __all__ = sorted([*HOME, "RopepatchError"])
 
 

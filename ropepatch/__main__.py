@@ -11,10 +11,14 @@ def main() -> None:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):  # not on Windows
         numbers.append(signal.SIGHUP)
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [
+        number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     for number in heard:
         signal.signal(number, _exit)
-    gc.set_threshold(5000)  # torch, transformers and datasets make many objects, and all of them stay
+    gc.set_threshold(
+        5000
+    )  # torch, transformers and datasets make many objects, and all of them stay
     from ropepatch.cli import main as run
 
     try:

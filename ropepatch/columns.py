@@ -13,7 +13,12 @@ from rich.table import Table as Table  # noqa: E402  # as above
 
 random.setstate(_state)
 
-PLAIN: dict[str, Any] = {"force_jupyter": False, "highlight": False, "markup": False, "emoji": False}
+PLAIN: dict[str, Any] = {
+    "force_jupyter": False,
+    "highlight": False,
+    "markup": False,
+    "emoji": False,
+}
 UNFOLDED = 1_000_000  # characters, wider than any line
 
 
@@ -29,7 +34,9 @@ def columns(
     Cells that are too long are wrapped, never cut; those of columns in ``whole`` last.
     """
     cells = [list(row) for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads))
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads)
+    )
     for place in range(max(len(row) for row in ([*heads], *cells))):
         justify: Any = "right" if place in right else "left"
         head = heads[place] if heads else ""

@@ -9,8 +9,23 @@ from contextvars import ContextVar
 
 MOST = 1000  # characters of a message
 LENGTHS = (  # what other tools call `to`
-    *("length", "target", "target_length", "context", "context_length", "context_size", "ctx_size", "window"),
-    *("max_length", "max_model_len", "max_position_embeddings", "max_seq_len", "seq_len"),
+    *(
+        "length",
+        "target",
+        "target_length",
+        "context",
+        "context_length",
+        "context_size",
+        "ctx_size",
+        "window",
+    ),
+    *(
+        "max_length",
+        "max_model_len",
+        "max_position_embeddings",
+        "max_seq_len",
+        "seq_len",
+    ),
 )
 
 
@@ -19,7 +34,9 @@ def in_python(name: str, value: str = "") -> str:
     return f"`{name}={value}`" if value else f"`{name}`"
 
 
-_writing: ContextVar[Callable[[str, str], str]] = ContextVar("writing", default=in_python)
+_writing: ContextVar[Callable[[str, str], str]] = ContextVar(
+    "writing", default=in_python
+)
 
 
 def argument(name: str, value: object = "") -> str:
@@ -57,7 +74,8 @@ def plain(number: float) -> str:
 
 
 OUT_OF_MEMORY = re.compile(
-    r"out of memory|can(?:'t|not) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE
+    r"out of memory|can(?:'t|not) allocate memory|not enough memory|_ALLOC_FAILED",
+    re.IGNORECASE,
 )
 
 
@@ -78,4 +96,6 @@ class RopepatchError(Exception):
         super().__init__(printable(message))
         self.hint = printable(hint) if hint else hint
         if hint:
-            self.add_note(f"hint: {self.hint}")  # shown by a traceback, for example in a notebook
+            self.add_note(
+                f"hint: {self.hint}"
+            )  # shown by a traceback, for example in a notebook

@@ -25,7 +25,9 @@ def check_name(path: str | Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise RopepatchError(f"the name {path} is not UTF-8", hint="rename it") from error
+        raise RopepatchError(
+            f"the name {path} is not UTF-8", hint="rename it"
+        ) from error
 
 
 def absent(out: str | Path) -> Path:
@@ -34,7 +36,10 @@ def absent(out: str | Path) -> Path:
     try:
         folder = Path(out).expanduser().absolute()
         exists = folder.exists() or folder.is_symlink()
-    except (OSError, RuntimeError) as error:  # name too long, no permission, no such ~user
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # name too long, no permission, no such ~user
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"cannot write {out}: {reason}", hint=f"choose another {argument('out')}"
@@ -43,14 +48,16 @@ def absent(out: str | Path) -> Path:
         raise _exists(folder)
     if any(parent.exists() and not parent.is_dir() for parent in folder.parents):
         raise RopepatchError(
-            f"cannot write {folder}: Not a directory", hint=f"choose another {argument('out')}"
+            f"cannot write {folder}: Not a directory",
+            hint=f"choose another {argument('out')}",
         )
     return folder
 
 
 def _exists(path: Path) -> RopepatchError:
     return RopepatchError(
-        f"{path} already exists", hint=f"choose another {argument('out')}; nothing is overwritten"
+        f"{path} already exists",
+        hint=f"choose another {argument('out')}; nothing is overwritten",
     )
 
 
@@ -69,7 +76,9 @@ def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
     """Raise a `RopepatchError` unless the disk of the folder `place` has enough free bytes."""
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise RopepatchError(f"{what} needs {_size(needed)}, {place} has {_size(free)} free", hint=hint)
+        raise RopepatchError(
+            f"{what} needs {_size(needed)}, {place} has {_size(free)} free", hint=hint
+        )
 
 
 def _size(num_bytes: int) -> str:
@@ -89,7 +98,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
             partial.rename(folder)
     except BaseException as error:
         for parent in parents:
-            with suppress(OSError):  # another process writes into it, or it was never made
+            with suppress(
+                OSError
+            ):  # another process writes into it, or it was never made
                 parent.rmdir()
         if isinstance(error, OSError):
             raise disk_error(error, folder) from error
@@ -106,8 +117,13 @@ def disk_error(error: OSError, folder: Path) -> RopepatchError:
     named = Path(os.fsdecode(error.filename or folder))
     ours = folder.is_relative_to(named) or f"/{_hidden(folder)}" in named.as_posix()
     if error.errno not in OF_WRITING and not ours:
-        return RopepatchError(f"cannot read {named}: {reason}", hint="make the file readable")
-    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process has just written it
+        return RopepatchError(
+            f"cannot read {named}: {reason}", hint="make the file readable"
+        )
+    if error.errno in (
+        errno.ENOTEMPTY,
+        errno.EEXIST,
+    ):  # another process has just written it
         return _exists(folder)
     hints = {
         errno.ENOSPC: f"free some space, or choose another {argument('out')}",
@@ -162,7 +178,9 @@ def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
         stack.callback(remove, partial)
         while not partial.exists():  # another call may remove it before it is locked
             make(partial)
-            with suppress(OSError, ImportError):  # this file system has no locks, or it is Windows
+            with suppress(
+                OSError, ImportError
+            ):  # this file system has no locks, or it is Windows
                 stack.enter_context(_locked(partial, wait=True))
         yield partial
 
@@ -218,7 +236,9 @@ def parse_json(text: str | bytes, *, infinity: bool = False) -> Any:
     constant = float if infinity else _refuse
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        content = json.loads(text, parse_constant=constant, parse_float=_number, parse_int=_number)
+        content = json.loads(
+            text, parse_constant=constant, parse_float=_number, parse_int=_number
+        )
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if ESCAPED_SURROGATE.search(text):
@@ -268,13 +288,18 @@ def read_json(path: Path) -> dict[str, Any]:
         content = parse_json(read_text(path), infinity=_is_of_transformers(path))
     except FileNotFoundError:
         raise RopepatchError(
-            f"no {path.name} in {path.parent}", hint="a checkpoint folder holds config.json and *.safetensors"
+            f"no {path.name} in {path.parent}",
+            hint="a checkpoint folder holds config.json and *.safetensors",
         ) from None
     except OSError as error:
         reason = error.strerror or error
-        raise RopepatchError(f"cannot read {path}: {reason}", hint="make the file readable") from error
+        raise RopepatchError(
+            f"cannot read {path}: {reason}", hint="make the file readable"
+        ) from error
     except ValueError as error:
-        raise RopepatchError(f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON") from error
+        raise RopepatchError(
+            f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON"
+        ) from error
     if not isinstance(content, dict):
         raise RopepatchError(
             f"{path} must hold a JSON object, got {type(content).__name__}",
@@ -289,7 +314,9 @@ NOT_ASCII = re.compile(r"[\x7f-\U0010ffff]")
 def json_text(content: Any, *, indent: int | None = 2, infinity: bool = False) -> str:
     """Format JSON with non-printable characters escaped, and without NaN and infinity unless allowed."""
     text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=infinity)
-    return NOT_ASCII.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
+    return NOT_ASCII.sub(
+        lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text
+    )
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
@@ -298,7 +325,9 @@ def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
-def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str) -> None:
+def check_resumed(
+    what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str
+) -> None:
     """Raise a `RopepatchError` if the resumed call had other arguments, and name those that differ.
 
     Args:
@@ -310,6 +339,8 @@ def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any],
     these = json.loads(json.dumps(now))  # with lists instead of tuples, as in `earlier`
     keys = [*these, *(key for key in earlier if key not in these)]
     if differing := [
-        key for key in keys if (key in earlier, earlier.get(key)) != (key in these, these.get(key))
+        key
+        for key in keys
+        if (key in earlier, earlier.get(key)) != (key in these, these.get(key))
     ]:
         raise RopepatchError(f"{what}: it differs in {', '.join(differing)}", hint=hint)

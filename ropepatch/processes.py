@@ -18,7 +18,9 @@ from ropepatch.errors import RopepatchError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-PATIENCE = timedelta(days=2)  # how long the others wait while the first tokenises, merges and saves
+PATIENCE = timedelta(
+    days=2
+)  # how long the others wait while the first tokenises, merges and saves
 MOMENT = 0.2  # seconds for the threads of a process group, at the end
 
 
@@ -31,7 +33,10 @@ def on_cpu() -> bool:
     """Return whether accelerate must use the CPU, where it does not support FSDP."""
     import torch
 
-    return not torch.accelerator.is_available() and os.environ.get("ACCELERATE_USE_FSDP") != "true"
+    return (
+        not torch.accelerator.is_available()
+        and os.environ.get("ACCELERATE_USE_FSDP") != "true"
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,10 @@ class Processes:
         return items[self.rank :: self.count]
 
     def deal(
-        self, items: Sequence[Item], work: Callable[[Item], Outcome], key: Callable[[Item], str] = str
+        self,
+        items: Sequence[Item],
+        work: Callable[[Item], Outcome],
+        key: Callable[[Item], str] = str,
     ) -> list[Outcome]:
         """Do ``work`` for every item, each in one process, and return all results in every process.
 
@@ -78,18 +86,26 @@ class Processes:
             error = caught
         names = [key(item) for item in items]
         gathered: list[Any] = [None] * self.count
-        distributed.all_gather_object(gathered, (names, done, error and f"{type(error).__name__}: {error}"))
+        distributed.all_gather_object(
+            gathered, (names, done, error and f"{type(error).__name__}: {error}")
+        )
         if error is not None:
             raise error
         for other, (other_names, _, failure) in enumerate(gathered):
             if failure:
-                raise RopepatchError(f"rank {other} failed: {failure}", hint="see the output of that rank")
+                raise RopepatchError(
+                    f"rank {other} failed: {failure}",
+                    hint="see the output of that rank",
+                )
             if other_names != names:
                 raise RopepatchError(
                     f"rank {other} reads other documents than rank {self.rank}",
                     hint="give every rank the same documents in the same order",
                 )
-        return [gathered[index % self.count][1][index // self.count] for index in range(len(items))]
+        return [
+            gathered[index % self.count][1][index // self.count]
+            for index in range(len(items))
+        ]
 
     def wait(self) -> None:
         """Wait until all processes reach this point."""

@@ -27,7 +27,9 @@ def silent(line: str) -> None:
 def say_on_stderr(text: str) -> None:
     """Write lines to stderr, only from the first of several processes."""
     if is_first():
-        sys.stderr.write("".join(f"{printable(line, LONGEST)}\n" for line in text.split("\n")))
+        sys.stderr.write(
+            "".join(f"{printable(line, LONGEST)}\n" for line in text.split("\n"))
+        )
         sys.stderr.flush()
 
 
@@ -72,7 +74,12 @@ def bar(name: str) -> Iterator[Advance]:
     columns = rich.Progress.get_default_columns()
     if name == WEIGHTS:
         speed = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-        columns = (rich.TextColumn(name), rich.BarColumn(), rich.DownloadColumn(), *speed)
+        columns = (
+            rich.TextColumn(name),
+            rich.BarColumn(),
+            rich.DownloadColumn(),
+            *speed,
+        )
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
     is_seen = is_first() and (in_notebook or sys.stderr.isatty())
     if not is_seen:
@@ -95,7 +102,11 @@ def _lines(name: str) -> Advance:
         far = f"{done / total:.0%}" if total else f"{done:,}"
         if total and done:
             left = (now - began) * (total - done) / done
-            far += f", about {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+            far += (
+                f", about {left / 60:.0f} min left"
+                if left > 90
+                else f", {left:.0f} s left"
+            )
         sys.stderr.write(f"{name}: {far}\n")
 
     return advance
@@ -116,7 +127,9 @@ def passes(advance: Advance, sizes: Sequence[int]) -> Iterator[Advance]:
     before, whole = 0, sum(sizes)
     for size in sizes:
 
-        def in_all(done: int, total: int | None, before: int = before, size: int = size) -> None:
+        def in_all(
+            done: int, total: int | None, before: int = before, size: int = size
+        ) -> None:
             advance(before + done * size // (total or size), whole)
 
         yield in_all

@@ -55,7 +55,9 @@ class _Loader(yaml.SafeLoader):
         elif node in self.sizes:
             self.total += self.sizes[node]
         else:
-            raise yaml.MarkedYAMLError(None, None, "a value contains itself", node.start_mark)
+            raise yaml.MarkedYAMLError(
+                None, None, "a value contains itself", node.start_mark
+            )
         if self.total > MAX_NODES:
             problem = f"it holds more than {MAX_NODES:,} values, with those that aliases repeat"
             raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
@@ -67,7 +69,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(None, None, f"{key.value} is given twice", key.start_mark)
+                    raise yaml.MarkedYAMLError(
+                        None, None, f"{key.value} is given twice", key.start_mark
+                    )
                 seen.add((key.tag, key.value))
         return node
 
@@ -85,12 +89,18 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+        list("-+.0123456789"),
+    ),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
     ("merge", r"<<", ["<"]),
 ):
     for _yaml in (_Loader, _Dumper):
-        _yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), _first)
+        _yaml.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), _first
+        )
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
@@ -118,7 +128,11 @@ def read_yaml(path: Path, what: str) -> Any:
     except Exception as error:  # PyYAML passes on errors of int() and others
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
+        reason = (
+            getattr(error, "problem", None)
+            or getattr(error, "strerror", None)
+            or str(error)
+        )
         raise RopepatchError(
             f"{path} is not a {what}: {shorten(reason, 300)}{where}",
             hint="name a YAML file; in it a value that holds a colon or a bracket needs quotes",
@@ -187,8 +201,16 @@ def parse_length(text: str) -> int:
     match = re.fullmatch(TOKENS, text.strip())
     if not match or int(match[1]) == 0:
         plain = re.sub(r"[\s,_]|(?<=[kKmM])[bB]$", "", text).lower()
-        near = re.fullmatch(f"{TOKENS}|{MULTIPLE}", plain) and plain != text and plain.strip("0.xkm")
-        hint = f"did you mean {plain}?" if near else "write 4096, 32k (32 x 1024), 1m, or 4x of the original"
+        near = (
+            re.fullmatch(f"{TOKENS}|{MULTIPLE}", plain)
+            and plain != text
+            and plain.strip("0.xkm")
+        )
+        hint = (
+            f"did you mean {plain}?"
+            if near
+            else "write 4096, 32k (32 x 1024), 1m, or 4x of the original"
+        )
         raise RopepatchError(f"{text!r} is not a length in tokens", hint=hint)
     return int(match[1]) * UNITS[match[2].lower()]
 
@@ -246,7 +268,9 @@ def _check_length(length: Any) -> Any:
     try:
         relative_length(length, 10**6)
     except RopepatchError:
-        raise ValueError("Input should be a length in tokens (4096, 32k or 4x)") from None
+        raise ValueError(
+            "Input should be a length in tokens (4096, 32k or 4x)"
+        ) from None
     return length
 
 
@@ -300,7 +324,9 @@ class Settings(BaseModel):
         except RopepatchError as error:
             raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Self:
         """Copy with other values, which are validated."""
         values = dict(iter(self))  # not dict(self): a field may be called `keys`
         return type(self)(**values | dict(update or {}))
@@ -345,7 +371,9 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
     first = next((one for one in errors if one["type"] in UNKNOWN), errors[0])
     steps, place = first["loc"], _place(first["loc"], content)
     if first["type"] in (*UNKNOWN, "missing"):
-        keys = _keys_within(kind) if steps[1:] else [*inspect.signature(kind).parameters]
+        keys = (
+            _keys_within(kind) if steps[1:] else [*inspect.signature(kind).parameters]
+        )
         listed = f"keys: {', '.join(keys)}"
         if first["type"] == "missing":
             missing = f"{place}.{steps[-1]}".removeprefix(".")
@@ -354,10 +382,14 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
         return RopepatchError(f"unknown {noun(kind)} key {shown(place)}", hint=hint)
     words: list[str] = []  # several for a union
     for one in errors:
-        said = re.sub(r"^(Value error, )?\w+ should | or instance of \w+$", "", one["msg"])
+        said = re.sub(
+            r"^(Value error, )?\w+ should | or instance of \w+$", "", one["msg"]
+        )
         if _place(one["loc"], content) == place and said not in words:
             words.append(said)
-    expected = " or ".join(words).replace("tuple", "list").replace("dictionary", "mapping")
+    expected = (
+        " or ".join(words).replace("tuple", "list").replace("dictionary", "mapping")
+    )
     of_kind = kind if issubclass(kind, Settings) else Settings
     return of_kind._refusal(place or noun(kind), expected, first["input"])
 
@@ -407,9 +439,16 @@ def number_of(value: Any) -> Any:
     try:
         if hasattr(value, "tolist"):  # of NumPy or torch
             return value.tolist()
-        if isinstance(value, AnyNumber) and not isinstance(value, int | float | complex):
+        if isinstance(value, AnyNumber) and not isinstance(
+            value, int | float | complex
+        ):
             return float(value)  # type: ignore[arg-type]  # Fraction, Decimal
-    except (RuntimeError, TypeError, ValueError, OverflowError):  # a meta tensor, a signalling NaN, 10**400
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # a meta tensor, a signalling NaN, 10**400
         pass
     return value
 
@@ -420,7 +459,8 @@ def whole_number(name: str, value: Any) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**63:
         return number
     raise RopepatchError(
-        f"{argument(name)} must be a whole number, got {shown(value)}", hint=f"such as {argument(name, 64)}"
+        f"{argument(name)} must be a whole number, got {shown(value)}",
+        hint=f"such as {argument(name, 64)}",
     )
 
 
@@ -439,7 +479,9 @@ class Named(Settings):
     formula: ClassVar[str] = ""  # one line, for tables
     paper: ClassVar[str] = "–"
     listed_by: ClassVar[str]  # the command that lists the parameters
-    common: ClassVar[tuple[str, ...]] = ()  # fields of all entries, not counted as parameters
+    common: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields of all entries, not counted as parameters
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -456,7 +498,9 @@ class Named(Settings):
         return [key for key, default in cls.defaults().items() if default is ...]
 
     @classmethod
-    def refuse_unknown(cls, parameters: Iterable[object], *, arguments: Iterable[str] = ()) -> None:
+    def refuse_unknown(
+        cls, parameters: Iterable[object], *, arguments: Iterable[str] = ()
+    ) -> None:
         """Raise a `RopepatchError` for an unknown parameter; the hint suggests the nearest name."""
         known = cls.defaults()
         for parameter in parameters:
@@ -465,7 +509,10 @@ class Named(Settings):
             hint = nearest(parameter, [*known, *arguments])
             if parameter in LENGTHS:
                 hint = f"the target length is {argument('to')}"
-            raise RopepatchError(f"{cls.name} has no parameter {shown(parameter)}", hint=hint or cls._list())
+            raise RopepatchError(
+                f"{cls.name} has no parameter {shown(parameter)}",
+                hint=hint or cls._list(),
+            )
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters by name."""
@@ -483,7 +530,9 @@ class Named(Settings):
 
     @classmethod
     def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
-        return RopepatchError(f"{cls.name}: {place} must {words}, got {shown(value)}", hint=cls._list())
+        return RopepatchError(
+            f"{cls.name}: {place} must {words}, got {shown(value)}", hint=cls._list()
+        )
 
     @classmethod
     def _list(cls) -> str:
@@ -507,7 +556,11 @@ class Registry(dict[str, type[Kind]]):
     """
 
     def __init__(
-        self, what: str, kinds: Iterable[type[Kind]] = (), *, other_names: Mapping[str, str] | None = None
+        self,
+        what: str,
+        kinds: Iterable[type[Kind]] = (),
+        *,
+        other_names: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__({kind.name: kind for kind in kinds})
         self.what, self.other_names = what, dict(other_names or {})

@@ -19,11 +19,20 @@ from ropepatch.model.precision import UNITS
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--part 2/3` runs all tests of `make test` and the second third of the slow and sweep tests."""
-    parser.addoption("--part", metavar="K/N", default="1/1", help="a part of the tests marked slow or sweep")
-    parser.addoption("--bfloat16", action="store_true", help="as on a CPU with units for bfloat16")
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        default="1/1",
+        help="a part of the tests marked slow or sweep",
+    )
+    parser.addoption(
+        "--bfloat16", action="store_true", help="as on a CPU with units for bfloat16"
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Distribute slow tests by file, since a file shares slow fixtures; of a sweep keep every Nth item."""
     part, parts = map(int, config.getoption("--part").split("/"))
     seen: dict[str, int] = {}
@@ -50,7 +59,10 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patching:
         for supported in UNITS.values():
             patching.setattr(
-                torch.cpu, supported, lambda: request.config.getoption("--bfloat16"), raising=False
+                torch.cpu,
+                supported,
+                lambda: request.config.getoption("--bfloat16"),
+                raising=False,
             )
         yield
 
@@ -82,7 +94,9 @@ def template(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory) -> Path:
     """The same checkpoint with sharded weights."""
-    return write_checkpoint(tmp_path_factory.mktemp("shards") / "tiny-llama", max_shard_size="30KB")
+    return write_checkpoint(
+        tmp_path_factory.mktemp("shards") / "tiny-llama", max_shard_size="30KB"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +117,9 @@ def run_here(monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[s
     """Run `ropepatch` in this process, without the import time; return its output and exit code."""
     from ropepatch.cli import main
 
-    def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: object, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         line = ["ropepatch", *map(str, words)]
         capsys.readouterr()
         with monkeypatch.context() as patch:

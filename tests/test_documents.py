@@ -61,11 +61,17 @@ def workplace(tmp_path_factory) -> Path:
             num_key_value_heads=1,
             by_bytes=True,
         )
-    AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "Qwen/Qwen3-8B")
-    shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so that the suite is not measured again
+    AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(
+        folder / "Qwen/Qwen3-8B"
+    )
+    shutil.copytree(
+        RESULTS / "tiny-suite", folder / "results"
+    )  # so that the suite is not measured again
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", context_length=8192)
     (folder / "books").mkdir()
-    (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
+    (folder / "books" / "one.txt").write_text(
+        "a rope has no end until it is cut. " * 1500
+    )
     return folder
 
 
@@ -89,7 +95,9 @@ def no_long_fingerprints(monkeypatch):
 def measure_few(suite: Suite, source: Checkpoint | None, **options) -> Iterator[Result]:
     """Measure the suite with only three sequences and two haystacks."""
     few = {"perplexity": {"windows": 3}, "retrieval": {"haystacks": 2}}
-    tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
+    tasks = tuple(
+        task.model_copy(update=few.get(task.name, {})) for task in suite.tasks
+    )
     return measure(suite.model_copy(update={"tasks": tasks}), source, **options)
 
 
@@ -101,16 +109,25 @@ SLOW = "ropepatch compare tiny"
     [
         pytest.param(line, marks=pytest.mark.slow) if line.startswith(SLOW) else line
         for line in commands()
-        if line.startswith("ropepatch ") and line != "ropepatch demo"  # which tests/cli/test_demo.py runs
+        if line.startswith("ropepatch ")
+        and line != "ropepatch demo"  # which tests/cli/test_demo.py runs
     ],
 )
-def test_each_ropepatch_command_in_the_documents_runs(workplace, monkeypatch, capsys, command):
+def test_each_ropepatch_command_in_the_documents_runs(
+    workplace, monkeypatch, capsys, command
+):
     words = []
     for word in shlex.split(command):
-        words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
+        words += (
+            sorted(str(path) for path in workplace.glob(word))
+            if "*" in word
+            else [word]
+        )
     monkeypatch.chdir(workplace)
     ask_little(monkeypatch)
-    monkeypatch.setattr("ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr(
+        "ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn")
+    )
     suite_of = compare.ranking_suite
 
     def few(source, methods, loss, **more):
@@ -120,11 +137,16 @@ def test_each_ropepatch_command_in_the_documents_runs(workplace, monkeypatch, ca
     monkeypatch.setattr(compare, "ranking_suite", few)
     if "--suite" not in command:  # results of a suite are reused if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
-    if command.startswith("ropepatch extend llama-2-7b --to 32k"):  # another worker may have made it
+    if command.startswith(
+        "ropepatch extend llama-2-7b --to 32k"
+    ):  # another worker may have made it
         shutil.rmtree(workplace / EXTENDED[0], ignore_errors=True)
     elif any(name in words for name in EXTENDED):
         extended(workplace)
-    elif command.startswith("ropepatch probe tiny-1k") and not (workplace / "tiny-1k").exists():
+    elif (
+        command.startswith("ropepatch probe tiny-1k")
+        and not (workplace / "tiny-1k").exists()
+    ):
         ropepatch.extend("tiny", workplace / "tiny-1k", to="4x")
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as end:
@@ -141,23 +163,35 @@ OTHERS = [line for line in commands() if not line.startswith("ropepatch ")]
 def test_every_other_command_in_the_documents_is_valid(command):
     """A target of the Makefile, an extra of the package, Python, or one of the programs above."""
     program, *words = shlex.split(command)
-    if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
-        subprocess.run([program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+    if (
+        program == "make"
+    ):  # `make test` cannot run itself; CI runs both on a clean checkout
+        subprocess.run(
+            [program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True
+        )
     elif program == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extras = project["optional-dependencies"]
         install, *packages = words
         assert install == "install"
         for package in packages:
-            named = re.fullmatch(r"(?:\.|ropepatch)(?:\[([\w,]+)\])?(?: @ git\+(.+))?", package)
+            named = re.fullmatch(
+                r"(?:\.|ropepatch)(?:\[([\w,]+)\])?(?: @ git\+(.+))?", package
+            )
             assert set((named[1] or "all").split(",")) <= extras.keys()
             assert named[2] in (None, project["urls"]["Repository"])
     elif program == "python":
-        subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, *words], cwd=ROOT, check=True, capture_output=True
+        )
     else:
         assert program in ELSEWHERE
         if "ropepatch" in words:
-            app.parse_args(words[words.index("ropepatch") + 1 :], exit_on_error=False, print_error=False)
+            app.parse_args(
+                words[words.index("ropepatch") + 1 :],
+                exit_on_error=False,
+                print_error=False,
+            )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +202,9 @@ def test_every_other_command_in_the_documents_is_valid(command):
         if code
     ],
 )
-def test_the_python_code_of_each_document_runs(workplace, monkeypatch, capsys, document):
+def test_the_python_code_of_each_document_runs(
+    workplace, monkeypatch, capsys, document
+):
     """Block by block; new files are removed, so that several pages can write the same files."""
     extended(workplace)
     there = set(workplace.iterdir())
@@ -182,13 +218,19 @@ def test_the_python_code_of_each_document_runs(workplace, monkeypatch, capsys, d
 
 def test_every_link_in_the_documents_leads_to_an_existing_file():
     for document in (*DOCUMENTS, PROTOCOL, MEASURED, COSTS, TINY / "README.md"):
-        for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
+        for link in re.findall(
+            r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")
+        ):
             assert (document.parent / link).exists(), f"{document}: {link}"
 
 
 def test_every_output_line_in_the_readme_is_in_the_transcript():
     transcript = (RESULTS / "readme.txt").read_text(encoding="utf-8").splitlines()
-    printed = [line for block in code_blocks("text")[ROOT / "README.md"] for line in block.splitlines()]
+    printed = [
+        line
+        for block in code_blocks("text")[ROOT / "README.md"]
+        for line in block.splitlines()
+    ]
     assert printed
     assert not [line for line in printed if line not in transcript]
 
@@ -204,7 +246,12 @@ KINDS_OF_TEXT = ("*.md", "*.py", "*.yaml", "*.jinja", "*.html", "*.js")
 
 def test_documents_and_code_contain_no_private_jargon():
     folders = [ROOT / name for name in ("docs", "eval", "recipes", "ropepatch")]
-    files = [file for folder in folders for kind in KINDS_OF_TEXT for file in folder.rglob(kind)]
+    files = [
+        file
+        for folder in folders
+        for kind in KINDS_OF_TEXT
+        for file in folder.rglob(kind)
+    ]
     files += ROOT.glob("*.md")
     found = [
         f"{file.relative_to(ROOT)}: {word[0]}"
@@ -224,21 +271,36 @@ def test_generated_files_are_up_to_date():
 
 def test_a_figure_may_differ_by_rounding_but_not_by_a_pixel_or_a_word():
     drawn = '<path d="M 321.013375 45.49603"/><text>64</text><g id="DejaVuSans-4c"/>'
-    assert tables.drawn_alike(drawn, drawn.replace("45.49603", "45.496037").replace("-4c", "-6e"))
+    assert tables.drawn_alike(
+        drawn, drawn.replace("45.49603", "45.496037").replace("-4c", "-6e")
+    )
     assert not tables.drawn_alike(drawn, drawn.replace("45.49603", "46.49603"))
     assert not tables.drawn_alike(drawn, drawn.replace("text>64", "text>one"))
     assert not tables.drawn_alike(drawn, drawn + drawn)
 
 
 def test_the_reference_lists_inherited_methods_and_readable_defaults():
-    assert any(line.startswith("- `remove()`") for line in tables.generate.members(ropepatch.Patch))
-    assert not [page for page in (ROOT / "docs").rglob("*.md") if "Undefined" in page.read_text("utf-8")]
+    assert any(
+        line.startswith("- `remove()`")
+        for line in tables.generate.members(ropepatch.Patch)
+    )
+    assert not [
+        page
+        for page in (ROOT / "docs").rglob("*.md")
+        if "Undefined" in page.read_text("utf-8")
+    ]
 
 
 def test_every_generated_block_has_a_generator():
     listed = [
-        page for folder in ("docs", "eval", "recipes", "ropepatch") for page in (ROOT / folder).rglob("*.md")
+        page
+        for folder in ("docs", "eval", "recipes", "ropepatch")
+        for page in (ROOT / folder).rglob("*.md")
     ]
     for page in (ROOT / "README.md", *listed):
-        marks = re.findall(r"^<!-- /([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(marks) - MEASURED_BY_TESTS == {*tables.BLOCKS.get(str(page.relative_to(ROOT)), ())}, page
+        marks = re.findall(
+            r"^<!-- /([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert set(marks) - MEASURED_BY_TESTS == {
+            *tables.BLOCKS.get(str(page.relative_to(ROOT)), ())
+        }, page

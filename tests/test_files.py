@@ -82,7 +82,12 @@ def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_pa
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     Path("file").write_text("text")
-    for link, place in {"piped": "pipe", "zero": "/dev/zero", "link": "file", "dangling": "nowhere"}.items():
+    for link, place in {
+        "piped": "pipe",
+        "zero": "/dev/zero",
+        "link": "file",
+        "dangling": "nowhere",
+    }.items():
         Path(link).symlink_to(place)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
@@ -94,15 +99,34 @@ def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_pa
 
 
 @pytest.mark.parametrize(
-    "text", ["NaN", "-Infinity", "1e999", "-1e999", "9" * 400, "[" * 100_000, r'"\ud800"', r'{"\uDFff": 1}']
+    "text",
+    [
+        "NaN",
+        "-Infinity",
+        "1e999",
+        "-1e999",
+        "9" * 400,
+        "[" * 100_000,
+        r'"\ud800"',
+        r'{"\uDFff": 1}',
+    ],
 )
-def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(text, tmp_path):
-    with pytest.raises(ValueError, match=r"is not JSON|too large a number|too deep|surrogates"):
+def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(
+    text, tmp_path
+):
+    with pytest.raises(
+        ValueError, match=r"is not JSON|too large a number|too deep|surrogates"
+    ):
         parse_json(text)
     (tmp_path / "ropepatch.json").write_text(f'{{"x": {text}}}')
     with pytest.raises(RopepatchError, match=r"cannot read .*ropepatch\.json"):
         read_json(tmp_path / "ropepatch.json")
-    assert parse_json(r'["\ud83d\ude00", 1e300, -7, 0.1]') == ["\U0001f600", 1e300, -7, 0.1]
+    assert parse_json(r'["\ud83d\ude00", 1e300, -7, 0.1]') == [
+        "\U0001f600",
+        1e300,
+        -7,
+        0.1,
+    ]
 
 
 def test_infinity_in_config_json_is_read_and_written_as_by_transformers(tmp_path):
@@ -122,7 +146,9 @@ def test_json_output_escapes_control_characters_and_surrogates():
 
 
 @pytest.mark.parametrize("entrance", [absent, stream_documents, locate, "main"])
-def test_a_file_name_that_is_not_utf_8_is_rejected(entrance, tmp_path, monkeypatch, run_here):
+def test_a_file_name_that_is_not_utf_8_is_rejected(
+    entrance, tmp_path, monkeypatch, run_here
+):
     monkeypatch.chdir(tmp_path)
     name = os.fsdecode(b"caf\xe9.txt")
     Path(name).write_text("text")
@@ -178,8 +204,12 @@ def test_a_failed_write_leaves_no_files(kind, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RopepatchError("the real reason")])
-def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(error, tmp_path):
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), RopepatchError("the real reason")]
+)
+def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(
+    error, tmp_path
+):
     def fail() -> None:
         with new_folder(tmp_path / "new" / "out"):
             (tmp_path / "new" / "other").mkdir()
@@ -194,14 +224,28 @@ def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(err
 @pytest.mark.parametrize(
     ("number", "name", "message"),
     [
-        (errno.EACCES, "model/tokenizer.json", "cannot read {place}/model/tokenizer.json: Permission denied"),
-        (errno.EACCES, ".out.0123abcd.partial/x", "cannot write {place}/out: Permission denied"),
+        (
+            errno.EACCES,
+            "model/tokenizer.json",
+            "cannot read {place}/model/tokenizer.json: Permission denied",
+        ),
+        (
+            errno.EACCES,
+            ".out.0123abcd.partial/x",
+            "cannot write {place}/out: Permission denied",
+        ),
         (errno.ENOTEMPTY, ".out.0123abcd.partial", "{place}/out already exists"),
         (errno.ENOSPC, None, "cannot write {place}/out: No space left on device"),
-        (errno.ENOSPC, "model/tokenizer.json", "cannot write {place}/out: No space left on device"),
+        (
+            errno.ENOSPC,
+            "model/tokenizer.json",
+            "cannot write {place}/out: No space left on device",
+        ),
     ],
 )
-def test_an_os_error_names_the_unreadable_file_or_the_output(number, name, message, tmp_path):
+def test_an_os_error_names_the_unreadable_file_or_the_output(
+    number, name, message, tmp_path
+):
     failure = OSError(number, os.strerror(number), name and str(tmp_path / name))
     with pytest.raises(RopepatchError) as caught, new_folder(tmp_path / "out"):
         raise failure
@@ -222,12 +266,17 @@ def test_the_error_of_an_unwritable_file_names_it(tmp_path):
 
 NAMED = {  # output files with a name from the user, and their writers
     "explorer": ("e.html", lambda file: explore(out=file, tiny=False)),
-    "report": ("r.html", lambda file: write_report([scoring("baseline", {("a", "b"): 0.5})], file)),
+    "report": (
+        "r.html",
+        lambda file: write_report([scoring("baseline", {("a", "b"): 0.5})], file),
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(kind, tmp_path, monkeypatch):
+def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(
+    kind, tmp_path, monkeypatch
+):
     name, write = NAMED[kind]
     write_text = Path.write_text
 
@@ -238,7 +287,9 @@ def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(kind, tm
     monkeypatch.setattr(Path, "write_text", meanwhile)
     with pytest.raises(RopepatchError, match="File exists"):
         write(tmp_path / name)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "theirs"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        name: "theirs"
+    }
 
 
 @pytest.mark.parametrize(
@@ -249,20 +300,28 @@ def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(kind, tm
         ({"lr": 1, "lora": 8, "steps": [3]}, {"lr": 2, "steps": (3,)}, "lr, lora"),
     ],
 )
-def test_resuming_with_other_settings_raises_an_error_that_names_every_difference(earlier, now, differing):
-    with pytest.raises(RopepatchError, match=f"^it is another's: it differs in {differing}\n"):
+def test_resuming_with_other_settings_raises_an_error_that_names_every_difference(
+    earlier, now, differing
+):
+    with pytest.raises(
+        RopepatchError, match=f"^it is another's: it differs in {differing}\n"
+    ):
         check_resumed("it is another's", earlier, now, hint="remove it")
 
 
 def test_too_little_disk_space_raises_an_error(tmp_path):
     check_space("it", tmp_path, 1, hint="none")
-    with pytest.raises(RopepatchError, match=r"it needs 1000000000\.0 GB, .* has .* free"):
+    with pytest.raises(
+        RopepatchError, match=r"it needs 1000000000\.0 GB, .* has .* free"
+    ):
         check_space("it", tmp_path, 10**18, hint="none")
 
 
 def test_an_output_folder_below_a_file_is_rejected_with_its_path(tmp_path):
     (tmp_path / "notes").write_text("")
-    with pytest.raises(RopepatchError, match=f"cannot write {tmp_path}/notes/a/out: Not a directory"):
+    with pytest.raises(
+        RopepatchError, match=f"cannot write {tmp_path}/notes/a/out: Not a directory"
+    ):
         files.absent(tmp_path / "notes" / "a" / "out")
 
 

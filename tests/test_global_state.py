@@ -35,10 +35,16 @@ SETTERS = {"train"}  # their docstrings say that they set the seeds
 def made(tmp_path_factory):
     """Arguments of the functions: a checkpoint, a folder of results, an adapter."""
     place = tmp_path_factory.mktemp("made")
-    extended = ropepatch.extend("tiny", place / "extended", to="2x", reading=True).folder
-    ropepatch.evaluate("tiny", lengths="64", windows=2, out=place / "results", say=quiet)
+    extended = ropepatch.extend(
+        "tiny", place / "extended", to="2x", reading=True
+    ).folder
+    ropepatch.evaluate(
+        "tiny", lengths="64", windows=2, out=place / "results", say=quiet
+    )
     plan = ropepatch.plan("tiny", to="2x")
-    adapter = ropepatch.train(plan, place / "adapter", recipe=recipe(save="adapter"), say=quiet).folder
+    adapter = ropepatch.train(
+        plan, place / "adapter", recipe=recipe(save="adapter"), say=quiet
+    ).folder
     return {"extended": extended, "results": place / "results", "adapter": adapter}
 
 
@@ -78,20 +84,36 @@ def undone(change):
 CALLS = {
     "active": lambda made, out, tiny: ropepatch.active(tiny[0]),
     "compare": lambda made, out, tiny: ropepatch.compare(
-        "tiny", to="2x", methods="yarn", windows=3, haystacks=0, report=out.with_suffix(".html"), say=quiet
+        "tiny",
+        to="2x",
+        methods="yarn",
+        windows=3,
+        haystacks=0,
+        report=out.with_suffix(".html"),
+        say=quiet,
     ),
     "diagnose": lambda made, out, tiny: ropepatch.diagnose(made["extended"]),
-    "evaluate": lambda made, out, tiny: ropepatch.evaluate("tiny", lengths="64", windows=2, say=quiet),
-    "explore": lambda made, out, tiny: ropepatch.explore("tiny", out=out.with_suffix(".html")),
+    "evaluate": lambda made, out, tiny: ropepatch.evaluate(
+        "tiny", lengths="64", windows=2, say=quiet
+    ),
+    "explore": lambda made, out, tiny: ropepatch.explore(
+        "tiny", out=out.with_suffix(".html")
+    ),
     "extend": lambda made, out, tiny: ropepatch.extend("tiny", out, to="2x", say=quiet),
-    "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(made["extended"], out),
+    "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(
+        made["extended"], out
+    ),
     "load": lambda made, out, tiny: ropepatch.load("tiny"),
     "load(rejected)": lambda made, out, tiny: rejected(made, out),
     "load_adapter": lambda made, out, tiny: ropepatch.load_adapter(made["adapter"]),
     "passkey": retrieved(ropepatch.passkey),
     "patch": undone(lambda model: ropepatch.patch(model, to="2x")),
-    "patch(remapping)": undone(lambda model: ropepatch.patch(model, "self-extend", to="2x")),
-    "perplexity": lambda made, out, tiny: ropepatch.perplexity(*tiny, ["Once upon a time"]),
+    "patch(remapping)": undone(
+        lambda model: ropepatch.patch(model, "self-extend", to="2x")
+    ),
+    "perplexity": lambda made, out, tiny: ropepatch.perplexity(
+        *tiny, ["Once upon a time"]
+    ),
     "plan": lambda made, out, tiny: str(ropepatch.plan("tiny", to="2x")),
     "plot": lambda made, out, tiny: ropepatch.plot(made["results"]),
     "probe": lambda made, out, tiny: probed(made),
@@ -100,8 +122,12 @@ CALLS = {
     "read_results": lambda made, out, tiny: ropepatch.read_results(made["results"]),
     "retrieve": retrieved(ropepatch.retrieve, keys=1),
     "swap": undone(lambda model: ropepatch.swap(model, "alibi")),
-    "train": lambda made, out, tiny: ropepatch.train("tiny", out, recipe=recipe(), say=quiet),
-    "train(dry)": lambda made, out, tiny: ropepatch.train("tiny", recipe=recipe(), dry_run=True),
+    "train": lambda made, out, tiny: ropepatch.train(
+        "tiny", out, recipe=recipe(), say=quiet
+    ),
+    "train(dry)": lambda made, out, tiny: ropepatch.train(
+        "tiny", recipe=recipe(), dry_run=True
+    ),
 }
 
 
@@ -117,14 +143,20 @@ def process_state():
         "torch's random state": torch.get_rng_state().tolist(),
         "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "determinism": (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        "determinism": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        ),
         "warnings filters": (list(warnings.filters), warnings.showwarning),
         "loggers": {
             one.name: (one.level, list(one.handlers), one.disabled, one.propagate)
             for one in loggers
             if isinstance(one, logging.Logger)
         },
-        "logging": (logging.root.manager.disable, transformers_logging.is_progress_bar_enabled()),
+        "logging": (
+            logging.root.manager.disable,
+            transformers_logging.is_progress_bar_enabled(),
+        ),
         "environment": dict(os.environ),
         "signals": handlers,
         "rcParams": dict(mpl.rcParams),
@@ -136,7 +168,9 @@ def process_state():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_api_functions_do_not_change_global_process_state(name, made, tiny, tmp_path, monkeypatch):
+def test_api_functions_do_not_change_global_process_state(
+    name, made, tiny, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ask_little(monkeypatch)
     with serving_hub(Hub(token="hf_any")) as hub, warnings.catch_warnings():
@@ -164,4 +198,6 @@ def test_the_table_of_calls_covers_every_api_function():
 
 def test_importing_the_planning_module_does_not_change_pythons_random_state():
     code = "import random; state = random.getstate(); import ropepatch.extension.planning; "
-    subprocess.run([sys.executable, "-c", f"{code}assert random.getstate() == state"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{code}assert random.getstate() == state"], check=True
+    )

@@ -31,7 +31,11 @@ LAYERS = [
     {"__main__"},
 ]
 LEVEL = {room: level for level, layer in enumerate(LAYERS) for room in layer}
-MEASURES_A_PLAN = {"measuring.py", "tasks.py", "suites.py"}  # only these of evaluation import `extension`
+MEASURES_A_PLAN = {
+    "measuring.py",
+    "tasks.py",
+    "suites.py",
+}  # only these of evaluation import `extension`
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -49,7 +53,10 @@ def imports(text: str) -> set[str]:
 
 def subpackages(names: set[str]) -> set[str]:
     ours = [name.split(".") for name in names if name.split(".")[0] == "ropepatch"]
-    return {parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__" for parts in ours}
+    return {
+        parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__"
+        for parts in ours
+    }
 
 
 def upward_imports(file: str, names: set[str]) -> Iterator[tuple[str, str]]:
@@ -58,15 +65,23 @@ def upward_imports(file: str, names: set[str]) -> Iterator[tuple[str, str]]:
     for other in subpackages(names) - {own}:
         if LEVEL[other] >= LEVEL[own]:
             yield file, other
-        if (own, other) == ("evaluation", "extension") and file.split("/")[1] not in MEASURES_A_PLAN:
+        if (own, other) == ("evaluation", "extension") and file.split("/")[
+            1
+        ] not in MEASURES_A_PLAN:
             yield file, other
 
 
 def test_modules_import_only_lower_layers():
     named = {path.relative_to(PACKAGE).as_posix(): path for path in FILES}
-    files = {file: path for file, path in named.items() if file not in ("__init__.py", "__main__.py")}
+    files = {
+        file: path
+        for file, path in named.items()
+        if file not in ("__init__.py", "__main__.py")
+    }
     assert not [
-        one for file, path in files.items() for one in upward_imports(file, imports(path.read_text("utf-8")))
+        one
+        for file, path in files.items()
+        for one in upward_imports(file, imports(path.read_text("utf-8")))
     ]
 
 
@@ -79,23 +94,45 @@ def test_every_module_belongs_to_a_listed_layer():
 def distributed_state_in(text: str) -> set[str]:
     """The names in a file of launcher variables, torch.distributed or the process state of accelerate."""
     nodes = list(ast.walk(ast.parse(text)))
-    words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} | imports(text)
-    launched = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "is_main_process", "process_index", "num_processes"}
+    words = {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} | imports(
+        text
+    )
+    launched = {
+        "WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "is_main_process",
+        "process_index",
+        "num_processes",
+    }
     return {
-        word for word in words if word in launched or re.search(r"torch\.distributed$|PartialState$", word)
+        word
+        for word in words
+        if word in launched or re.search(r"torch\.distributed$|PartialState$", word)
     }
 
 
 def test_only_processes_py_reads_distributed_state():
-    found = {path.name: distributed_state_in(path.read_text(encoding="utf-8")) for path in FILES}
+    found = {
+        path.name: distributed_state_in(path.read_text(encoding="utf-8"))
+        for path in FILES
+    }
     assert {name for name, words in found.items() if words} == {"processes.py"}
 
 
 def test_the_scaling_package_depends_only_on_torch_and_on_pydantic_for_parameters():
     for path in [*(PACKAGE / "scaling").glob("*.py"), PACKAGE / "errors.py"]:
-        outside = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
-        assert outside - {"ropepatch", "torch", "pydantic"} <= set(sys.stdlib_module_names), path
+        outside = {
+            name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))
+        }
+        assert outside - {"ropepatch", "torch", "pydantic"} <= set(
+            sys.stdlib_module_names
+        ), path
 
 
 def test_the_public_names_match_the_lists_of_the_package():
@@ -115,9 +152,9 @@ def test_the_public_names_match_the_lists_of_the_package():
 
 
 NAMES = {
-    ".".join(("ropepatch", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): (
-        file.relative_to(PACKAGE).as_posix()
-    )
+    ".".join(
+        ("ropepatch", *file.relative_to(PACKAGE).with_suffix("").parts)
+    ).removesuffix(".__init__"): (file.relative_to(PACKAGE).as_posix())
     for file in FILES
 }
 
@@ -128,7 +165,9 @@ def files_behind(text: str) -> set[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             own = NAMES.get(str(node.module))
-            found |= {NAMES.get(f"{node.module}.{alias.name}", own) for alias in node.names}
+            found |= {
+                NAMES.get(f"{node.module}.{alias.name}", own) for alias in node.names
+            }
         elif isinstance(node, ast.Import):
             found |= {NAMES.get(alias.name) for alias in node.names}
     return {file for file in found if file is not None}
@@ -145,6 +184,9 @@ def in_cycles(edges: dict[str, set[str]]) -> set[str]:
 
 
 def test_modules_have_no_circular_imports():
-    files = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
+    files = {
+        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
+        for path in FILES
+    }
     edges = {file: files_behind(text) - {"__init__.py"} for file, text in files.items()}
     assert not in_cycles(edges)

@@ -67,7 +67,9 @@ class Reader:
         file = folder / self.file
         as_text = yaml.safe_dump if file.suffix == ".yaml" else json.dumps
         text = as_text(content)
-        file.write_text(f"---\n{text}\n---\n" if file.suffix == ".md" else text, encoding="utf-8")
+        file.write_text(
+            f"---\n{text}\n---\n" if file.suffix == ".md" else text, encoding="utf-8"
+        )
         return file
 
 
@@ -77,7 +79,9 @@ def yaml_of(file: str) -> dict[str, Any]:
 
 
 def card_of(file: Path) -> str:
-    return card_text(Extended("me/x", read_record(file.parent), files=frozenset({"tokenizer.json"})))
+    return card_text(
+        Extended("me/x", read_record(file.parent), files=frozenset({"tokenizer.json"}))
+    )
 
 
 def drawn(file: Path) -> None:
@@ -90,7 +94,14 @@ def text_of_reading(file: Path) -> None:
     read = reading_file.read(file.parent)
     with suppress(RopepatchError):  # the text does not fit the hash
         source_ids(read.source, None, read.vocabulary, "x")
-    judge(read, [read.tops[reading_file.RIGHT].rows()[row] for row in range(len(read.positions))], None)
+    judge(
+        read,
+        [
+            read.tops[reading_file.RIGHT].rows()[row]
+            for row in range(len(read.positions))
+        ],
+        None,
+    )
 
 
 def planned(file: Path) -> None:
@@ -98,11 +109,15 @@ def planned(file: Path) -> None:
     diagnosis = ropepatch.diagnose(file.parent, measure=False)
     shown, as_json = [str(diagnosis)], [diagnosis.to_json()]
     try:
-        dry = ropepatch.extend(file.parent, file.parent / "out", to="4x", method="yarn", dry_run=True)
+        dry = ropepatch.extend(
+            file.parent, file.parent / "out", to="4x", method="yarn", dry_run=True
+        )
         shown += [str(dry.plan), dry.outcome()]
         as_json += [dry.plan.to_json(), dry.to_json()]
     finally:
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "".join(shown))
+        assert not re.search(
+            r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "".join(shown)
+        )
         for text in as_json:
             json.loads(text, parse_constant=pytest.fail)
         assert [path.name for path in file.parent.iterdir()] == [file.name]
@@ -134,16 +149,29 @@ SCALING = {
 }
 RESULT = asdict(reading("yarn", [1.0, 2.0, 3.0]))
 TINY = json.loads(tiny_config("llama").to_json_string())
-YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0}
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+}
 OLDER = {key: value for key, value in TINY.items() if key != "rope_parameters"}
 OLDER |= {"rope_theta": 10000.0, "rope_scaling": YARN}
 CONFIGS = {
     "config": TINY,
     "config with older keys": OLDER,
     "config by layer type": json.loads(tiny_config("gemma3_text").to_json_string()),
-    "config of several parts": next(one["config"] for one in PUBLISHED if one["name"] == "gemma-3-4b-it"),
+    "config of several parts": next(
+        one["config"] for one in PUBLISHED if one["name"] == "gemma-3-4b-it"
+    ),
 }
-LICENCES = (b"!!bool x", b"!!timestamp x", b"!!float ''", b'"\\ud800"', b"&a [*a]")  # PyYAML fails on
+LICENCES = (
+    b"!!bool x",
+    b"!!timestamp x",
+    b"!!float ''",
+    b'"\\ud800"',
+    b"&a [*a]",
+)  # PyYAML fails on
 READERS = {
     **{
         f"recipe {name}": Reader(
@@ -155,9 +183,15 @@ READERS = {
         )
         for name in ("tiny", "distil")
     },
-    "suite": Reader("x.yaml", yaml_of("eval/suites/demo.yaml"), Suite.from_yaml, None, Suite),
-    "result": Reader("x.json", RESULT, read_result, lambda result: json.loads(result.to_json())),
-    "result in tables": Reader("x.json", RESULT, lambda file: results_tables([read_result(file)])),
+    "suite": Reader(
+        "x.yaml", yaml_of("eval/suites/demo.yaml"), Suite.from_yaml, None, Suite
+    ),
+    "result": Reader(
+        "x.json", RESULT, read_result, lambda result: json.loads(result.to_json())
+    ),
+    "result in tables": Reader(
+        "x.json", RESULT, lambda file: results_tables([read_result(file)])
+    ),
     "result in figures": Reader("x.json", RESULT, drawn),
     **{
         f"record {name}": Reader(
@@ -169,8 +203,12 @@ READERS = {
         )
         for name in ("trained-folded", "adapter", "extended")
     },
-    "card of a record": Reader("ropepatch.json", RECORDS["trained-folded"], card_of, None, Record),
-    "reading of a text": Reader("reading.json", READING, text_of_reading, None, reading_file.Reading),
+    "card of a record": Reader(
+        "ropepatch.json", RECORDS["trained-folded"], card_of, None, Record
+    ),
+    "reading of a text": Reader(
+        "reading.json", READING, text_of_reading, None, reading_file.Reading
+    ),
     "reading": Reader(
         "reading.json",
         READING,
@@ -184,9 +222,16 @@ READERS = {
         {"license": "mit", "language": ["en"], "tags": ["x"]},
         lambda file: stated_by_card(file.parent),
     ),
-    **{name: Reader("config.json", sound, planned, examples=6) for name, sound in CONFIGS.items()},
-    "documents": Reader("x.jsonl", {"text": "a"}, lambda file: list(stream_documents(file))),
-    "token ids": Reader("x.jsonl", {"input_ids": [1, 2]}, lambda file: list(stream_documents(file))),
+    **{
+        name: Reader("config.json", sound, planned, examples=6)
+        for name, sound in CONFIGS.items()
+    },
+    "documents": Reader(
+        "x.jsonl", {"text": "a"}, lambda file: list(stream_documents(file))
+    ),
+    "token ids": Reader(
+        "x.jsonl", {"input_ids": [1, 2]}, lambda file: list(stream_documents(file))
+    ),
 }
 
 
@@ -200,10 +245,19 @@ def check_error(error: RopepatchError, content: Any) -> None:
 def test_a_file_is_read_as_written_or_refused_in_one_line(name, times, tmp_path):
     """Keys of the schema and of a valid file, at all depths."""
     reader = READERS[name]
-    keys = reader.schema.model_json_schema().get("properties", {}) if reader.schema else {"text": {}}
+    keys = (
+        reader.schema.model_json_schema().get("properties", {})
+        if reader.schema
+        else {"text": {}}
+    )
     once = reader.read(reader.written(tmp_path, reader.sound))
-    assert not reader.again or reader.read(reader.written(tmp_path, reader.again(once))) == once
-    for content in damages(reader.sound, {*keys}, times * reader.examples, f"{name} {times}"):
+    assert (
+        not reader.again
+        or reader.read(reader.written(tmp_path, reader.again(once))) == once
+    )
+    for content in damages(
+        reader.sound, {*keys}, times * reader.examples, f"{name} {times}"
+    ):
         file = reader.written(tmp_path, content)
         try:
             read = reader.read(file)
@@ -211,7 +265,9 @@ def test_a_file_is_read_as_written_or_refused_in_one_line(name, times, tmp_path)
             check_error(error, content)
         else:
             if reader.again:
-                assert reader.read(reader.written(tmp_path, reader.again(read))) == read, content
+                assert (
+                    reader.read(reader.written(tmp_path, reader.again(read))) == read
+                ), content
 
 
 ROPE = '"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, %s}'
@@ -219,14 +275,20 @@ BANDS = '"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_emb
 LLAMA = '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, %s}'
 FOUND = [
     LLAMA % (ROPE % r'"\u001b[31m": 1'),  # a name with a terminal control sequence
-    LLAMA % (ROPE % '"x": [{"__float__": "NaN"}]'),  # NaN to transformers, in an unscaled RoPE
+    LLAMA
+    % (
+        ROPE % '"x": [{"__float__": "NaN"}]'
+    ),  # NaN to transformers, in an unscaled RoPE
     # frequencies of negative zero
-    LLAMA % f'"rope_parameters": {{"rope_type": "llama3", "rope_theta": 1e4, "factor": -1e308, {BANDS}}}',
+    LLAMA
+    % f'"rope_parameters": {{"rope_type": "llama3", "rope_theta": 1e4, "factor": -1e308, {BANDS}}}',
     # an infinite ratio of lengths
-    LLAMA % '"rope_theta": 1e4, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4, '
+    LLAMA
+    % '"rope_theta": 1e4, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4, '
     '"original_max_position_embeddings": 5e-324}',
     # no token in the original length
-    LLAMA % '"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0.5}',
+    LLAMA
+    % '"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0.5}',
     '{"model_type": "gemma3"}',
     '{"model_type": "fuyu", "text_config": null}',
     '{"model_type": "mllama", "text_config": {"model_type": {"a": 1}}}',
@@ -244,7 +306,12 @@ def test_odd_configs_raise_one_line_errors_or_give_printable_output(text, tmp_pa
         check_error(error, text)
 
 
-FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json")
+FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+)
 
 
 @pytest.mark.sweep
@@ -258,7 +325,9 @@ def test_a_checkpoint_with_a_damaged_file_is_refused_or_extended_for_stock_trans
         source = Path(shutil.copytree(template, tmp_path / "source"))
         (source / name).write_text(json.dumps(content))
         try:
-            out = ropepatch.extend(source, tmp_path / "out", to=256, method="yarn", reading=False).folder
+            out = ropepatch.extend(
+                source, tmp_path / "out", to=256, method="yarn", reading=False
+            ).folder
         except RopepatchError as error:
             check_error(error, content)
         else:
@@ -269,7 +338,9 @@ def test_a_checkpoint_with_a_damaged_file_is_refused_or_extended_for_stock_trans
 
 
 @pytest.mark.parametrize(
-    "reader", {reader.file: reader for reader in READERS.values()}.values(), ids=lambda reader: reader.file
+    "reader",
+    {reader.file: reader for reader in READERS.values()}.values(),
+    ids=lambda reader: reader.file,
 )
 @pytest.mark.parametrize(
     "content",
@@ -278,7 +349,9 @@ def test_a_checkpoint_with_a_damaged_file_is_refused_or_extended_for_stock_trans
         *(b"---\nlicense: %b\n---\n" % licence for licence in LICENCES),
     ],
 )
-def test_arbitrary_bytes_are_accepted_or_raise_a_one_line_error(reader, content, tmp_path):
+def test_arbitrary_bytes_are_accepted_or_raise_a_one_line_error(
+    reader, content, tmp_path
+):
     (tmp_path / reader.file).write_bytes(content)
     try:
         reader.read(tmp_path / reader.file)

@@ -44,4 +44,7 @@ def test_every_key_has_a_description(file):
 
 def test_the_recipe_schema_rejects_unknown_trainer_arguments():
     part = read("recipes/recipe.schema.json")["$defs"]["TrainerArguments"]
-    assert (part["additionalProperties"], "max_steps" in part["properties"]) == (False, True)
+    assert (part["additionalProperties"], "max_steps" in part["properties"]) == (
+        False,
+        True,
+    )

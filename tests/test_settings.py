@@ -49,7 +49,11 @@ class Song(Settings):
 
 Source = Annotated[
     Annotated[Book, Tag("Book")] | Annotated[Song, Tag("Song")],
-    Discriminator(lambda content: "Song" if isinstance(content, dict) and "tune" in content else "Book"),
+    Discriminator(
+        lambda content: (
+            "Song" if isinstance(content, dict) and "tune" in content else "Book"
+        )
+    ),
 ]
 
 
@@ -110,7 +114,14 @@ def read(folder: Path, content: str | bytes) -> object:
 
 
 def test_values_are_not_converted_except_lists_to_tuples():
-    recipe = demo(rate=2, floor=0, lengths=["4x", 512, "32k"], shares={"a": 1}, keys=["b"], even=[2, 4])
+    recipe = demo(
+        rate=2,
+        floor=0,
+        lengths=["4x", 512, "32k"],
+        shares={"a": 1},
+        keys=["b"],
+        even=[2, 4],
+    )
     assert recipe.sources == (Book(text="books"),)
     assert recipe.rate == 2.0
     assert recipe.lengths == ("4x", 512, "32k")
@@ -150,9 +161,14 @@ NO_LENGTHS = (0, "0x", "-1k", 1.5, True, "4 k")
         ("sources", ((),), "have at least 1 item after validation, not 0"),
     ],
 )
-def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(key, wrong, wanted):
+def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(
+    key, wrong, wanted
+):
     for value in wrong:
-        content, message = {"sources": [ONE], key: value}, f"{key} must {wanted}, got {shown(value)}"
+        content, message = (
+            {"sources": [ONE], key: value},
+            f"{key} must {wanted}, got {shown(value)}",
+        )
         assert rejected(DemoRecipe, content)[0] == message
         with pytest.raises(RopepatchError, match=f"^{re.escape(message)}"):
             DemoRecipe(**content)
@@ -162,18 +178,33 @@ def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(ke
     ("changes", "message"),
     [
         *(
-            ({"lengths": [64, one]}, f"lengths[1] must be a length in tokens (4096, 32k or 4x), got {one!r}")
+            (
+                {"lengths": [64, one]},
+                f"lengths[1] must be a length in tokens (4096, 32k or 4x), got {one!r}",
+            )
             for one in NO_LENGTHS
         ),
         ({"keys": ["a", 2]}, "keys[1] must be a valid string, got 2"),
         ({"shares": {"a": 1, "b": 0}}, "shares.b must be greater than 0, got 0"),
         ({"shares": {"a b": 0}}, "shares['a b'] must be greater than 0, got 0"),
         ({"sources": [ONE, 3]}, "sources[1] must be a valid mapping, got 3"),
-        ({"sources": [ONE, {"text": ""}]}, "sources[1].text must have at least 1 character, got ''"),
-        ({"sources": [ONE, ONE | {"weight": 0}]}, "sources[1].weight must be greater than 0, got 0"),
-        ({"sources": [{"tune": "valse"}]}, "sources[0].tune must be 'waltz' or 'march', got 'valse'"),
+        (
+            {"sources": [ONE, {"text": ""}]},
+            "sources[1].text must have at least 1 character, got ''",
+        ),
+        (
+            {"sources": [ONE, ONE | {"weight": 0}]},
+            "sources[1].weight must be greater than 0, got 0",
+        ),
+        (
+            {"sources": [{"tune": "valse"}]},
+            "sources[0].tune must be 'waltz' or 'march', got 'valse'",
+        ),
         ({"sources": [ONE, {"weight": 2}]}, "demo recipe needs sources[1].text"),
-        ({"sources": [ONE, ONE | {"wieght": 2}]}, "unknown demo recipe key 'sources[1].wieght'"),
+        (
+            {"sources": [ONE, ONE | {"wieght": 2}]},
+            "unknown demo recipe key 'sources[1].wieght'",
+        ),
     ],
 )
 def test_the_error_of_a_nested_value_names_its_key(changes, message):
@@ -184,11 +215,21 @@ def test_the_error_of_a_nested_value_names_its_key(changes, message):
     ("kind", "content", "message", "hint"),
     [
         (Book, {"txt": "a"}, "unknown book key 'txt'", "did you mean text?"),
-        (Book, {"text": "a", "colour": 1}, "unknown book key 'colour'", "keys: text, weight"),
+        (
+            Book,
+            {"text": "a", "colour": 1},
+            "unknown book key 'colour'",
+            "keys: text, weight",
+        ),
         (Book, {"text": "a", 1: 2}, "unknown book key '[1]'", "keys: "),
         (Book, {}, "book needs text", "keys: text, weight"),
         (Book, None, "book must be a valid mapping, got None", None),
-        (Shelf, {"recipes": [ONE_RECIPE, UNLUCKY]}, "13 flags bring bad luck", "count: 12"),
+        (
+            Shelf,
+            {"recipes": [ONE_RECIPE, UNLUCKY]},
+            "13 flags bring bad luck",
+            "count: 12",
+        ),
         (
             Shelf,
             {"recipes": [ONE_RECIPE | {"cuont": 1}]},
@@ -207,18 +248,23 @@ BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"- &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
 )
 MERGES = "- &a0 {k: 1}\n" + "".join(
-    f"- &a{level}\n  <<: [*a{level - 1}, *a{level - 1}]\n  k{level}: 1\n" for level in range(1, 25)
+    f"- &a{level}\n  <<: [*a{level - 1}, *a{level - 1}]\n  k{level}: 1\n"
+    for level in range(1, 25)
 )
 
 
 @pytest.mark.parametrize("content", [BOMB, MERGES, "- x\n" * 100_000])
 def test_yaml_of_too_many_values_is_refused_before_it_is_built(tmp_path, content):
     """Aliases and merge keys count as all that they repeat."""
-    with pytest.raises(RopepatchError, match=r"holds more than 100,000 values.*, line \d"):
+    with pytest.raises(
+        RopepatchError, match=r"holds more than 100,000 values.*, line \d"
+    ):
         read(tmp_path, content)
 
 
-@pytest.mark.parametrize("content", ["&a [*a]", "&a {text: *a}", "{text: a, weight: &a [*a]}"])
+@pytest.mark.parametrize(
+    "content", ["&a [*a]", "&a {text: *a}", "{text: a, weight: &a [*a]}"]
+)
 def test_a_yaml_value_that_contains_itself_is_refused(tmp_path, content):
     with pytest.raises(RopepatchError, match="a value contains itself, line 1"):
         read(tmp_path, content)
@@ -233,7 +279,9 @@ def test_numbers_and_truth_values_are_those_of_yaml_1_2(tmp_path):
     assert yaml.safe_load(yaml_text(read_back)) == read_back
 
 
-@pytest.mark.parametrize("number", [Fraction(5, 2), Decimal("2.5"), np.float16(2.5), torch.tensor(2.5)])
+@pytest.mark.parametrize(
+    "number", [Fraction(5, 2), Decimal("2.5"), np.float16(2.5), torch.tensor(2.5)]
+)
 def test_a_number_of_another_library_becomes_a_float(number):
     assert type(demo(rate=number).rate) is float
     assert demo(rate=number).rate == 2.5
@@ -241,12 +289,21 @@ def test_a_number_of_another_library_becomes_a_float(number):
 
 @pytest.mark.parametrize(
     "number",
-    [10**400, 10**5000, Fraction(10**400), Decimal("sNaN"), torch.tensor(2.0, device="meta"), 1j],
+    [
+        10**400,
+        10**5000,
+        Fraction(10**400),
+        Decimal("sNaN"),
+        torch.tensor(2.0, device="meta"),
+        1j,
+    ],
     ids=["400 digits", "5000 digits", "fraction", "signalling NaN", "meta", "complex"],
 )
 @pytest.mark.parametrize("key", ["count", "rate", "whole", "share"])
 def test_a_number_without_a_value_in_the_range_of_its_key_is_refused(key, number):
-    assert rejected(DemoRecipe, {"sources": [ONE], key: number})[0].startswith(f"{key} must be ")
+    assert rejected(DemoRecipe, {"sources": [ONE], key: number})[0].startswith(
+        f"{key} must be "
+    )
 
 
 def test_every_error_of_a_yaml_file_names_it(tmp_path):
@@ -254,18 +311,24 @@ def test_every_error_of_a_yaml_file_names_it(tmp_path):
     file.write_text("sources: [{text: a}]\ncount: 3\n")
     assert DemoRecipe.from_yaml(file) == demo(sources=[{"text": "a"}], count=3)
     file.write_text("sources: [{text: a, weight: no}]\n")
-    with pytest.raises(RopepatchError, match=r"demo\.yaml: sources\[0\]\.weight must be a valid number, got"):
+    with pytest.raises(
+        RopepatchError,
+        match=r"demo\.yaml: sources\[0\]\.weight must be a valid number, got",
+    ):
         DemoRecipe.from_yaml(file)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "4.5k", "k", "32kb", "1e3", "٣", "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "4.5k", "k", "32kb", "1e3", "٣", "9" * 30]
+)
 def test_invalid_lengths_are_rejected(text):
     with pytest.raises(RopepatchError, match="not a length"):
         parse_length(text)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "text"), [(1, "1"), (1000, "1000"), (1536, "1536"), (32768, "32k"), (3 << 20, "3m")]
+    ("tokens", "text"),
+    [(1, "1"), (1000, "1000"), (1536, "1536"), (32768, "32k"), (3 << 20, "3m")],
 )
 def test_a_short_length_has_the_largest_dividing_unit_and_parses_back(tokens, text):
     assert short_length(tokens) == text
@@ -276,8 +339,13 @@ def test_a_short_length_has_the_largest_dividing_unit_and_parses_back(tokens, te
 
 
 def test_the_errors_of_a_missing_file_and_a_folder_name_them(tmp_path):
-    for file, why in ((tmp_path / "nowhere.yaml", "No such file"), (tmp_path, "directory")):
-        with pytest.raises(RopepatchError, match=rf"{file.name} is not a suite: .*{why}"):
+    for file, why in (
+        (tmp_path / "nowhere.yaml", "No such file"),
+        (tmp_path, "directory"),
+    ):
+        with pytest.raises(
+            RopepatchError, match=rf"{file.name} is not a suite: .*{why}"
+        ):
             read_yaml(file, "suite")
 
 
@@ -290,8 +358,18 @@ NO_YAML = [
     "{[1]: 2}",
     "[" * 3000,
 ]
-RUNS = ["!!python/object/apply:pathlib.Path.touch [made]", "!!python/name:pathlib.Path", "!own value"]
-TWICE = ["a: 1\nb: 2\na: 3", "x: {a: 1, a: 1}", "- {1: a, 1: b}", '"a": 1\na: 2', "? a\n? a\n"]
+RUNS = [
+    "!!python/object/apply:pathlib.Path.touch [made]",
+    "!!python/name:pathlib.Path",
+    "!own value",
+]
+TWICE = [
+    "a: 1\nb: 2\na: 3",
+    "x: {a: 1, a: 1}",
+    "- {1: a, 1: b}",
+    '"a": 1\na: 2',
+    "? a\n? a\n",
+]
 
 
 @pytest.mark.parametrize(
@@ -302,9 +380,13 @@ TWICE = ["a: 1\nb: 2\na: 3", "x: {a: 1, a: 1}", "- {1: a, 1: b}", '"a": 1\na: 2'
         *((content, r".*[a1] is given twice, line \d") for content in TWICE),
     ],
 )
-def test_invalid_yaml_raises_a_one_line_error_and_runs_nothing(tmp_path, monkeypatch, content, why):
+def test_invalid_yaml_raises_a_one_line_error_and_runs_nothing(
+    tmp_path, monkeypatch, content, why
+):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RopepatchError, match=rf"recipe\.yaml is not a recipe: .*{why}") as caught:
+    with pytest.raises(
+        RopepatchError, match=rf"recipe\.yaml is not a recipe: .*{why}"
+    ) as caught:
         read(tmp_path, content)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < len(str(tmp_path)) + 400
@@ -331,7 +413,9 @@ def test_a_merged_yaml_key_may_be_overridden(tmp_path):
         *(([name], "", "known: linear, yarn") for name in ("zzz", 3, ["yarn"])),
     ],
 )
-def test_the_error_of_an_unknown_name_suggests_the_nearest_or_lists_all(names, first, hint):
+def test_the_error_of_an_unknown_name_suggests_the_nearest_or_lists_all(
+    names, first, hint
+):
     refuse_unknown(["yarn", "linear", "yarn"], iter(["linear", "yarn"]), "method")
     with pytest.raises(RopepatchError, match=f"unknown method {first}") as caught:
         refuse_unknown(names, ["linear", "yarn"], "method")

@@ -26,7 +26,9 @@ class Page(HTMLParser):
         self.links: set[str] = set()
         self.feed(file.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attributes: list[tuple[str, str | None]]
+    ) -> None:
         found = dict(attributes)
         self.anchors.add(found.get("id") or "")
         self.links.update(found[key] or "" for key in ("href", "src") if key in found)
@@ -55,9 +57,13 @@ def test_every_internal_link_of_the_site_leads_to_an_existing_page_and_anchor(pa
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = (
+                (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            )
             known = pages[target].anchors if target in pages else {parts.fragment}
-            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in known):
+            if not target.is_file() or (
+                parts.fragment and unquote(parts.fragment) not in known
+            ):
                 broken.append(f"{file.name}: {link}")
     assert not broken
 
@@ -73,19 +79,38 @@ def test_pages_load_no_scripts_images_or_stylesheets_from_other_sites(site):
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("methods", METHODS), ("remappings", REMAPPINGS), ("encodings", ENCODINGS), ("tasks", TASKS)],
+    [
+        ("methods", METHODS),
+        ("remappings", REMAPPINGS),
+        ("encodings", ENCODINGS),
+        ("tasks", TASKS),
+    ],
 )
-def test_every_registry_entry_has_an_anchor_on_its_reference_page(pages, site, page, names):
+def test_every_registry_entry_has_an_anchor_on_its_reference_page(
+    pages, site, page, names
+):
     anchors = pages[site / "docs" / "reference" / f"{page}.html"].anchors
-    assert {name.replace("_", "-") for name in names} <= {place.replace("_", "-") for place in anchors}
+    assert {name.replace("_", "-") for name in names} <= {
+        place.replace("_", "-") for place in anchors
+    }
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (380, "dark")])
 def test_axe_finds_no_accessibility_violations_on_the_main_pages(site, width, scheme):
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        for name in ("index", "quickstart", "guides/choose", "reference/methods", "explorer"):
+        page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        for name in (
+            "index",
+            "quickstart",
+            "guides/choose",
+            "reference/methods",
+            "explorer",
+        ):
             page.goto((site / "docs" / f"{name}.html").as_uri())
             assert not violations(page), name
-            assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), name
+            assert not page.evaluate(
+                "document.documentElement.scrollWidth > innerWidth"
+            ), name

@@ -36,7 +36,9 @@ from study import Row, Study
 
 SEED, ROUNDS, STEPS = 0, 3, 48
 STOCK = "stock"
-BEYOND = {"string": 1.4}  # times L, because this remapping supports less than four times L
+BEYOND = {
+    "string": 1.4
+}  # times L, because this remapping supports less than four times L
 SHAPE: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 576,
@@ -53,7 +55,11 @@ TOKENS = {"cpu": (2048, 4096), "cuda": (8192, 32768, 16384, 65536, 131072)}
 
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(SEED)
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa")).eval().to(DEVICE, DTYPE)
+    return (
+        LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa"))
+        .eval()
+        .to(DEVICE, DTYPE)
+    )
 
 
 def make_ids(tokens: int) -> Tensor:
@@ -68,7 +74,9 @@ def seconds() -> float:
     return time.perf_counter()
 
 
-def within(model: LlamaForCausalLM, tokens: int, name: str) -> AbstractContextManager[Any]:
+def within(
+    model: LlamaForCausalLM, tokens: int, name: str
+) -> AbstractContextManager[Any]:
     if name == STOCK:
         return nullcontext()
     model.config.max_position_embeddings = int(tokens / BEYOND.get(name, 4))
@@ -91,7 +99,11 @@ def times(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:
     train(model, ids)
     training = seconds() - begin
     model.zero_grad(set_to_none=True)
-    return {"prefill": prefill, "decode": statistics.median(steps), "training": training}
+    return {
+        "prefill": prefill,
+        "decode": statistics.median(steps),
+        "training": training,
+    }
 
 
 def train(model: LlamaForCausalLM, ids: Tensor) -> None:
@@ -108,26 +120,37 @@ def measure_memory(name: str, tokens: str | int) -> float:
             torch.cuda.reset_peak_memory_stats()
         loaded = torch.cuda.memory_allocated() / 2**20 if GPU else resident_mib("VmRSS")
         train(model, ids)
-    return (torch.cuda.max_memory_allocated() / 2**20 if GPU else resident_mib("VmHWM")) - loaded
+    return (
+        torch.cuda.max_memory_allocated() / 2**20 if GPU else resident_mib("VmHWM")
+    ) - loaded
 
 
 def cases(given: Namespace) -> Iterator[Row]:
     for tokens in given.tokens or TOKENS[given.device]:
-        yield from ({"device": given.device, "tokens": tokens, "map": name} for name in NAMES)
+        yield from (
+            {"device": given.device, "tokens": tokens, "map": name} for name in NAMES
+        )
 
 
 def measure(case: Row, given: Namespace) -> Row:
     name, tokens = case["map"], case["tokens"]
     if case["device"] != DEVICE:
-        raise SystemExit(f"error: this process computes on {DEVICE}, expected {case['device']}")
+        raise SystemExit(
+            f"error: this process computes on {DEVICE}, expected {case['device']}"
+        )
     try:
         found = timed(name, tokens, given.rounds)
-        memory = measure_memory(name, tokens) if GPU else in_own_process(name, str(tokens))
+        memory = (
+            measure_memory(name, tokens) if GPU else in_own_process(name, str(tokens))
+        )
     except torch.OutOfMemoryError:
         return {"out_of_memory": True}
     row: Row = {"rounds": given.rounds, "training_mib": memory}
     for kind in found[name][0]:
-        pairs = [(one[kind], stock[kind]) for one, stock in zip(found[name], found[STOCK], strict=True)]
+        pairs = [
+            (one[kind], stock[kind])
+            for one, stock in zip(found[name], found[STOCK], strict=True)
+        ]
         row[kind] = {
             "milliseconds": spread([1e3 * one for one, _ in pairs]),
             "ratio": spread([one / stock for one, stock in pairs]),
@@ -138,18 +161,28 @@ def measure(case: Row, given: Namespace) -> Row:
 def timed(name: str, tokens: int, rounds: int) -> dict[str, list[dict[str, float]]]:
     """The times of stock and of a remapping, by round."""
     model = make_model()
-    runs = dict.fromkeys(dict.fromkeys((STOCK, name)), partial(times, model, make_ids(tokens)))
+    runs = dict.fromkeys(
+        dict.fromkeys((STOCK, name)), partial(times, model, make_ids(tokens))
+    )
     return in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)[1]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--device", choices=TOKENS, default=DEVICE, help="a GPU, if there is one")
+    parser.add_argument(
+        "--device", choices=TOKENS, default=DEVICE, help="a GPU, if there is one"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", help="tokens of the sequence")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.set_defaults(threads=1)
 
 
-STUDY = Study(name="attention_cost", about=__doc__, cases=cases, measure=measure, options=add_options)
+STUDY = Study(
+    name="attention_cost",
+    about=__doc__,
+    cases=cases,
+    measure=measure,
+    options=add_options,
+)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:  # in a separate process

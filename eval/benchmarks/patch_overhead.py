@@ -55,7 +55,10 @@ def build_models() -> dict[str, LlamaForCausalLM]:
         model.load_state_dict(weights, assign=True)
         return model
 
-    scaled = {"max_position_embeddings": TARGET, "rope_parameters": plan.rope_parameters}
+    scaled = {
+        "max_position_embeddings": TARGET,
+        "rope_parameters": plan.rope_parameters,
+    }
     models = {
         "native": twin(**scaled),
         "control": twin(**scaled),
@@ -81,14 +84,18 @@ def compiled_alone(model: LlamaForCausalLM) -> Any:
     return compile_model(model, fullgraph=True, dynamic=False, isolate_recompiles=True)
 
 
-def forward_row(mode: str, runs: dict[str, Run], ids: Tensor, rounds: int) -> dict[str, Any]:
+def forward_row(
+    mode: str, runs: dict[str, Run], ids: Tensor, rounds: int
+) -> dict[str, Any]:
     bound = {name: partial(run, ids) for name, run in runs.items()}
     seconds, _ = in_turn(bound, rounds, warm_up=WARM_UP, seed=SEED)
     return {
         "mode": mode,
         "tokens": ids.shape[1],
         "n": rounds,
-        "milliseconds": {name: spread([1e3 * s for s in values]) for name, values in seconds.items()},
+        "milliseconds": {
+            name: spread([1e3 * s for s in values]) for name, values in seconds.items()
+        },
         "ratios": {name: ratio(seconds, *pair) for name, pair in PAIRS.items()},
     }
 
@@ -97,11 +104,15 @@ def forward_rows(models: dict[str, LlamaForCausalLM]) -> Iterator[dict[str, Any]
     for tokens, rounds in ROUNDS.items():
         ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
         if not torch.equal(models["patched"](ids).logits, models["native"](ids).logits):
-            raise SystemExit(f"patched and native logits differ at {tokens} tokens: not the same work")
+            raise SystemExit(
+                f"patched and native logits differ at {tokens} tokens: not the same work"
+            )
         eager = {name: forward_of(model) for name, model in models.items()}
         yield forward_row("eager", eager, ids, rounds)
         torch._dynamo.reset()
-        compiled = {name: forward_of(compiled_alone(model)) for name, model in models.items()}
+        compiled = {
+            name: forward_of(compiled_alone(model)) for name, model in models.items()
+        }
         yield forward_row("compiled", compiled, ids, rounds)
 
 

@@ -25,7 +25,13 @@ PACKAGES = ("ropepatch", "transformers", "torch", "safetensors")
 def spread(samples: Sequence[float]) -> dict[str, float]:
     """The median, quartiles and range, to six significant digits."""
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    values = {"median": middle, "q1": low, "q3": high, "min": min(samples), "max": max(samples)}
+    values = {
+        "median": middle,
+        "q1": low,
+        "q3": high,
+        "min": min(samples),
+        "max": max(samples),
+    }
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
@@ -54,14 +60,27 @@ def environment() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The current commit, marked if files differ from it; None outside a clone."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+    ]
+    done = subprocess.run(
+        [*git, "--exclude=*"], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or None
 
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        "unknown",
+    )
 
 
 def shown(result: Any, place: str = "") -> Iterator[str]:
@@ -69,7 +88,9 @@ def shown(result: Any, place: str = "") -> Iterator[str]:
     if isinstance(result, dict) and "median" in result:
         yield f"{place}: {result['median']:.4g} ({result['min']:.4g} to {result['max']:.4g})"
     elif isinstance(result, dict | list):
-        for name, value in result.items() if isinstance(result, dict) else enumerate(result):
+        for name, value in (
+            result.items() if isinstance(result, dict) else enumerate(result)
+        ):
             yield from shown(value, f"{place} / {name}" if place else str(name))
     elif result is not None:
         yield f"{place}: {result}"
@@ -110,15 +131,21 @@ def in_turn(
     return seconds, returned
 
 
-def ratio(seconds: Mapping[str, Sequence[float]], ours: str, baseline: str) -> dict[str, float]:
+def ratio(
+    seconds: Mapping[str, Sequence[float]], ours: str, baseline: str
+) -> dict[str, float]:
     """The spread of the ratios of two runs within a round."""
-    return spread([a / b for a, b in zip(seconds[ours], seconds[baseline], strict=True)])
+    return spread(
+        [a / b for a, b in zip(seconds[ours], seconds[baseline], strict=True)]
+    )
 
 
 def in_own_process(*arguments: str) -> Any:
     """Run `measure` of this script with these arguments in a separate process."""
     command = [sys.executable, sys.argv[0], "--measure", *arguments]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    )
 
 
 def run_benchmark(
@@ -161,6 +188,10 @@ def lines(content: Mapping[str, Any]) -> str:
     for key, value in content.items():
         text = json.dumps(value, ensure_ascii=False)
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            text = "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in value) + "\n]"
+            text = (
+                "[\n"
+                + ",\n".join(json.dumps(row, ensure_ascii=False) for row in value)
+                + "\n]"
+            )
         parts.append(f"{json.dumps(key, ensure_ascii=False)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -32,12 +32,16 @@ COMMANDS = {  # with the exit code and the baseline
 
 def cpu_seconds(arguments: list[str], expected: int = 0) -> float:
     child = subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != expected:
-        raise SystemExit(f"exit {child.returncode}, expected {expected}: {' '.join(arguments)}")
+        raise SystemExit(
+            f"exit {child.returncode}, expected {expected}: {' '.join(arguments)}"
+        )
     return usage.ru_utime + usage.ru_stime
 
 
@@ -46,7 +50,9 @@ def benchmark(runs: int) -> dict[str, Any]:
     for number in range(runs + 1):
         for name, seconds in samples.items():
             code, _ = COMMANDS.get(name, (0, ""))
-            arguments = ["-m", "ropepatch", *name.split()] if name in COMMANDS else ["-c", name]
+            arguments = (
+                ["-m", "ropepatch", *name.split()] if name in COMMANDS else ["-c", name]
+            )
             sample = cpu_seconds(arguments, code)
             if number:  # the first round fills the page cache
                 seconds.append(sample)
@@ -54,7 +60,8 @@ def benchmark(runs: int) -> dict[str, Any]:
         "n": runs,
         "cpu_seconds": {name: spread(seconds) for name, seconds in samples.items()},
         "ratio": {
-            f"{name} / {baseline}": ratio(samples, name, baseline) for name, (_, baseline) in COMMANDS.items()
+            f"{name} / {baseline}": ratio(samples, name, baseline)
+            for name, (_, baseline) in COMMANDS.items()
         },
     }
 

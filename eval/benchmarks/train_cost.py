@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread
+from reporting import (
+    in_own_process,
+    in_turn,
+    ratio,
+    resident_mib,
+    run_benchmark,
+    spread,
+)
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -57,13 +64,23 @@ def make_batch() -> dict[str, Tensor]:
     ids = torch.randint(SHAPE["vocab_size"], (1, TOKENS))
     labels = ids.clone()
     labels[0, 0] = -100
-    return {"input_ids": ids, "labels": labels, "position_ids": torch.arange(TOKENS)[None]}
-
-
-def loss_functions(model: nn.Module) -> dict[str, Callable[[dict[str, Tensor]], Tensor]]:
     return {
-        "stock": lambda batch: model(**batch, use_cache=False, num_items_in_batch=TOKENS - 1).loss,
-        "ours": partial(causal_lm_loss, model, num_items=TOKENS - 1, head=linear_head(model)),
+        "input_ids": ids,
+        "labels": labels,
+        "position_ids": torch.arange(TOKENS)[None],
+    }
+
+
+def loss_functions(
+    model: nn.Module,
+) -> dict[str, Callable[[dict[str, Tensor]], Tensor]]:
+    return {
+        "stock": lambda batch: (
+            model(**batch, use_cache=False, num_items_in_batch=TOKENS - 1).loss
+        ),
+        "ours": partial(
+            causal_lm_loss, model, num_items=TOKENS - 1, head=linear_head(model)
+        ),
     }
 
 
@@ -72,7 +89,11 @@ class Step:
 
     def __init__(self) -> None:
         self.model, self.batch = make_model(), make_batch()
-        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.trained = [
+            parameter
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-5)
         self.losses = loss_functions(self.model)
 
@@ -89,15 +110,22 @@ class Step:
 
 def time_both(rounds: int) -> dict[str, Any]:
     step = Step()
-    (loss, norm), (our_loss, our_norm) = (step(procedure, update=False) for procedure in PROCEDURES)
+    (loss, norm), (our_loss, our_norm) = (
+        step(procedure, update=False) for procedure in PROCEDURES
+    )
     difference = max(abs(our_loss / loss - 1), abs(our_norm / norm - 1))
     if not difference <= AGREEMENT:
-        raise SystemExit(f"loss or gradients differ by {difference:.2e}: not the same work")
+        raise SystemExit(
+            f"loss or gradients differ by {difference:.2e}: not the same work"
+        )
     steps = {procedure: partial(step, procedure) for procedure in PROCEDURES}
     seconds, _ = in_turn(steps, rounds, warm_up=0, seed=SEED)
     return {
         "rounds": rounds,
-        "tokens_per_second": {name: spread([TOKENS / x for x in values]) for name, values in seconds.items()},
+        "tokens_per_second": {
+            name: spread([TOKENS / x for x in values])
+            for name, values in seconds.items()
+        },
         "ours / stock": ratio(seconds, "stock", "ours"),
         "largest relative difference of loss and gradients": float(f"{difference:.3g}"),
     }
@@ -111,14 +139,23 @@ def measure_memory(procedure: str) -> dict[str, float]:
     step(procedure)
     loss, _ = step(procedure)
     peak = resident_mib("VmHWM")
-    return {"loaded_mib": loaded, "peak_mib": peak, "net_mib": peak - loaded, "loss": loss}
+    return {
+        "loaded_mib": loaded,
+        "peak_mib": peak,
+        "net_mib": peak - loaded,
+        "loss": loss,
+    }
 
 
 def compare_memory() -> dict[str, Any]:
-    found: dict[str, Any] = {procedure: in_own_process(procedure) for procedure in PROCEDURES}
+    found: dict[str, Any] = {
+        procedure: in_own_process(procedure) for procedure in PROCEDURES
+    }
     difference = abs(found["ours"]["loss"] / found["stock"]["loss"] - 1)
     if not difference <= AGREEMENT:
-        raise SystemExit(f"the losses of the second step differ by {difference:.2e}: not the same work")
+        raise SystemExit(
+            f"the losses of the second step differ by {difference:.2e}: not the same work"
+        )
     net = found["ours"]["net_mib"] / found["stock"]["net_mib"]
     return found | {"ours / stock": float(f"{net:.4g}")}
 

@@ -103,7 +103,9 @@ class Checkpoint:
             return list(enumerate(tale.ids.tolist() for tale in self.tales))
         documents = list(stream_documents(STORIES))
         held_out = documents[trained_on(documents) :]
-        return cut_windows(self.loaded[1], held_out, length=self.target, count=self.windows)
+        return cut_windows(
+            self.loaded[1], held_out, length=self.target, count=self.windows
+        )
 
     def losses(self, model: Any, **how: Any) -> Row:
         """The nats and tokens of each document: of all tokens, of the first L, and of the last quarter."""
@@ -112,11 +114,15 @@ class Checkpoint:
 
     def through_own_window(self) -> Row:
         """The losses of the unscaled model in sliding windows of L tokens, with a stride of L/2."""
-        return self.losses(self.loaded[0], window=self.trained, stride=self.trained // 2)
+        return self.losses(
+            self.loaded[0], window=self.trained, stride=self.trained // 2
+        )
 
     def floor(self) -> Row:
         """The least possible losses on the synthetic stories of tiny."""
-        return self._spans(LossCurve(tuple(-tale.log_probs()[1:] for tale in self.tales)))
+        return self._spans(
+            LossCurve(tuple(-tale.log_probs()[1:] for tale in self.tales))
+        )
 
     def _spans(self, curve: LossCurve, documents: Sequence[int] | None = None) -> Row:
         curve = curve if documents is None else curve.of_documents(documents)
@@ -129,7 +135,9 @@ class Checkpoint:
 
     def keys(self, model: Any, count: int = KEYS, seed: int = 1) -> Row:
         """The log-prob and the accuracy of passkeys at the target length, by prompt."""
-        answers = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=count, seed=seed)
+        answers = ropepatch.passkey(
+            model, self.loaded[1], lengths=[self.target], haystacks=count, seed=seed
+        )
         log_prob, found = answers.log_prob(self.target), answers.found(self.target)
         return {"log_prob": log_prob.clusters, "found": found.clusters}
 
@@ -148,8 +156,12 @@ def trained_on(documents: Sequence[Any]) -> int:
 @contextmanager
 def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
     """Train, yield the model in float32 with the record of the training, and remove the folder."""
-    folder = ropepatch.train(plan, out, recipe=recipe, reading=False, say=log_line).folder
-    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["training"]
+    folder = ropepatch.train(
+        plan, out, recipe=recipe, reading=False, say=log_line
+    ).folder
+    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))[
+        "training"
+    ]
     yield ropepatch.load(folder, device="cpu")[0].float(), record
     shutil.rmtree(out)
 
@@ -162,7 +174,10 @@ def inputs_of(case: Row) -> list[Path]:
     if "model" not in case:
         return []
     place = TINY if case["model"] == "tiny" else SHARED / "checkpoints" / case["model"]
-    return [place / "model.safetensors", *([] if case["model"] == "tiny" else [STORIES])]
+    return [
+        place / "model.safetensors",
+        *([] if case["model"] == "tiny" else [STORIES]),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +226,10 @@ class Study:
                 log_line(f"{', '.join(map(str, case.values()))}: failed")
                 continue
             longest = max(longest, time.perf_counter() - began)
-            taken = {"seconds": round(time.perf_counter() - began, 1), "threads": torch.get_num_threads()}
+            taken = {
+                "seconds": round(time.perf_counter() - began, 1),
+                "threads": torch.get_num_threads(),
+            }
             several = found if isinstance(found, list) else [found]
             rows.add(*(case | taken | one for one in several), inputs=self.inputs(case))
             log_line(f"{', '.join(map(str, case.values()))}: {taken['seconds']} s")
@@ -227,14 +245,34 @@ class Study:
 
     def command(self) -> ArgumentParser:
         """The command line."""
-        parser = ArgumentParser(description=self.about, formatter_class=RawDescriptionHelpFormatter)
+        parser = ArgumentParser(
+            description=self.about, formatter_class=RawDescriptionHelpFormatter
+        )
         default = RESULTS / f"{self.name}.json"
-        parser.add_argument("--json", type=Path, default=default, help="the file to which rows are added")
-        parser.add_argument("--only", type=named, nargs="+", metavar="NAME=VALUE,...", help="these cases")
-        parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row that takes longer")
+        parser.add_argument(
+            "--json",
+            type=Path,
+            default=default,
+            help="the file to which rows are added",
+        )
+        parser.add_argument(
+            "--only",
+            type=named,
+            nargs="+",
+            metavar="NAME=VALUE,...",
+            help="these cases",
+        )
+        parser.add_argument(
+            "--minutes",
+            type=float,
+            default=math.inf,
+            help="begin no row that takes longer",
+        )
         parser.add_argument("--threads", type=int, default=torch.get_num_threads())
         if self.work:
-            parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
+            parser.add_argument(
+                "--work", type=Path, required=True, help="the folder of the trainings"
+            )
         self.options(parser)
         return parser
 
@@ -264,13 +302,21 @@ class Rows:
         self._read()
 
     def _read(self) -> None:
-        held = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+        held = (
+            json.loads(self._file.read_text(encoding="utf-8"))
+            if self._file.exists()
+            else {}
+        )
         self.rows: list[Row] = held.get("rows", [])
         self._recorded: list[Row] = held.get("recorded", [])
 
     def of(self, **named: Any) -> list[Row]:
         """The rows with these values; a missing value counts as None."""
-        return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
+        return [
+            row
+            for row in self.rows
+            if all(row.get(name) == value for name, value in named.items())
+        ]
 
     def start_of(self, row: Row) -> Row:
         """The start that measured a row."""
@@ -309,7 +355,10 @@ def digests(inputs: tuple[Path, ...]) -> dict[str, str]:
 
 def _rounded(value: Any) -> Any:
     """The clusters of a mean, rounded; any other value unchanged."""
-    if not (isinstance(value, tuple) and all(isinstance(cluster, tuple) for cluster in value)):
+    if not (
+        isinstance(value, tuple)
+        and all(isinstance(cluster, tuple) for cluster in value)
+    ):
         return value
     return [[round(total, 6), weight] for total, weight in value]
 
@@ -319,7 +368,9 @@ def _rounded(value: Any) -> Any:
 
 def table(items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> str:
     """A Markdown table with a line for each item."""
-    return markdown_rows([*columns], [[cell(item) for cell in columns.values()] for item in items])
+    return markdown_rows(
+        [*columns], [[cell(item) for cell in columns.values()] for item in items]
+    )
 
 
 def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -356,7 +407,9 @@ def averaged(rows: Sequence[Row], *spans: str) -> Row:
     mean = dict(rows[0])
     for span in spans:
         totals = zip(*(row[span] for row in rows), strict=True)
-        mean[span] = [[sum(total for total, _ in each) / len(rows), each[0][1]] for each in totals]
+        mean[span] = [
+            [sum(total for total, _ in each) / len(rows), each[0][1]] for each in totals
+        ]
     return mean
 
 

@@ -29,12 +29,18 @@ Splits = dict[str, datasets.Dataset]
 
 
 def passkeys(
-    *, max_seq_lengths: Sequence[int] = (), haystacks: int = 20, seed: int = 0, **metadata: Any
+    *,
+    max_seq_lengths: Sequence[int] = (),
+    haystacks: int = 20,
+    seed: int = 0,
+    **metadata: Any,
 ) -> Splits:
     """A row for every passkey: the prompt and the answer as text, and the length."""
     lengths = _lengths("ropepatch_passkey", max_seq_lengths, metadata)
     tokenizer = _tokenizer(metadata)
-    plan = Haystacks(lengths=lengths, count=haystacks, keys=1, kinds=("passkey",), seed=seed)
+    plan = Haystacks(
+        lengths=lengths, count=haystacks, keys=1, kinds=("passkey",), seed=seed
+    )
     rows = []
     for haystack in plan.make(tokenizer):
         ((length, (question,)),) = haystack.asked.items()
@@ -44,11 +50,15 @@ def passkeys(
     return _test_split(rows)
 
 
-def _decoded(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: list[int]) -> tuple[str, str]:
+def _decoded(
+    tokenizer: PreTrainedTokenizerBase, question: list[int], answer: list[int]
+) -> tuple[str, str]:
     """A prompt and its answer as texts that the harness tokenises to exactly these tokens."""
     ids = question + answer
     bos = tokenizer.bos_token or ""
-    special = {"add_special_tokens": False} if bos else {}  # the harness adds none after a literal BOS
+    special = (
+        {"add_special_tokens": False} if bos else {}
+    )  # the harness adds none after a literal BOS
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
@@ -68,7 +78,9 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: li
     )
 
 
-def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
+def passkey_scores(
+    doc: dict[str, Any], results: list[tuple[float, bool]]
+) -> dict[str, float]:
     """The score of a passkey, 1 if correct: for the mean over all, and for that over its length."""
     ((_, greedy),) = results
     return {"acc": float(greedy), f"acc_{doc['length']}": float(greedy)}
@@ -89,7 +101,9 @@ def questions(
     """A row for every question: the prompt and the answer as text, the kind and the length."""
     lengths = _lengths("ropepatch_retrieval", max_seq_lengths, metadata)
     tokenizer = _tokenizer(metadata)
-    plan = Haystacks(lengths=lengths, count=haystacks, keys=keys, kinds=kinds, seed=seed)
+    plan = Haystacks(
+        lengths=lengths, count=haystacks, keys=keys, kinds=kinds, seed=seed
+    )
     rows = []
     for haystack in plan.make(tokenizer):
         for length, asked in haystack.asked.items():
@@ -100,7 +114,9 @@ def questions(
                     for part in (ids, question.answer)
                 )
                 kind = question.kind
-                rows.append({"prompt": prompt, "answer": answer, "kind": kind, "length": length})
+                rows.append(
+                    {"prompt": prompt, "answer": answer, "kind": kind, "length": length}
+                )
     return _test_split(rows)
 
 
@@ -134,14 +150,24 @@ def long_documents(
     documents = _documents("ropepatch_long_perplexity", text, field, split)
     encoded = tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]
     pairs = zip(documents, encoded, strict=True)
-    return _test_split([{"text": document, "tokens": len(ids)} for document, ids in pairs])
+    return _test_split(
+        [{"text": document, "tokens": len(ids)} for document, ids in pairs]
+    )
 
 
-def perplexity_scores(doc: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
+def perplexity_scores(
+    doc: dict[str, Any], results: list[float]
+) -> dict[str, tuple[float, int]]:
     """The log-likelihood of a document and its length, in each unit."""
     (log_likelihood,), text = results, doc["text"]
-    units = {"token": doc["tokens"], "word": len(re.split(r"\s+", text)), "byte": len(text.encode())}
-    return {f"{unit}_perplexity": (log_likelihood, count) for unit, count in units.items()}
+    units = {
+        "token": doc["tokens"],
+        "word": len(re.split(r"\s+", text)),
+        "byte": len(text.encode()),
+    }
+    return {
+        f"{unit}_perplexity": (log_likelihood, count) for unit, count in units.items()
+    }
 
 
 # Metadata of the harness
@@ -152,9 +178,15 @@ def _lengths(task: str, lengths: Sequence[int], metadata: dict[str, Any]) -> lis
     limit = _window(metadata)
     if not lengths and limit is None:
         raise RopepatchError(
-            f"{task} needs max_seq_lengths", hint="--metadata '{\"max_seq_lengths\": [4096, 8192]}'"
+            f"{task} needs max_seq_lengths",
+            hint="--metadata '{\"max_seq_lengths\": [4096, 8192]}'",
         )
-    ordered = sorted({int(length) for length in lengths or doublings(2 * min(SHORTEST, limit), limit)})
+    ordered = sorted(
+        {
+            int(length)
+            for length in lengths or doublings(2 * min(SHORTEST, limit), limit)
+        }
+    )
     if limit is not None and ordered[-1] > limit:
         raise RopepatchError(
             f"{task} needs {ordered[-1]} tokens, but the model's max_length is {limit}",
@@ -177,19 +209,25 @@ def _tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerBase:
     name = metadata.get("tokenizer") or metadata.get("pretrained")
     if not name:
         raise RopepatchError(
-            "the task needs the model's tokenizer", hint='--metadata \'{"tokenizer": "FOLDER_OR_ID"}\''
+            "the task needs the model's tokenizer",
+            hint='--metadata \'{"tokenizer": "FOLDER_OR_ID"}\'',
         )
     return AutoTokenizer.from_pretrained(name, **_safely(metadata))
 
 
 def _safely(metadata: dict[str, Any]) -> dict[str, Any]:
     """Options for the requested revision without its code; trust_remote_code=None would prompt on stdin."""
-    return {"revision": str(metadata.get("revision") or "main"), "trust_remote_code": False}
+    return {
+        "revision": str(metadata.get("revision") or "main"),
+        "trust_remote_code": False,
+    }
 
 
 def _documents(task: str, text: str, field: str, split: str) -> list[str]:
     if not text:
-        raise RopepatchError(f"{task} needs a text", hint='--metadata \'{"text": "SOURCE"}\'')
+        raise RopepatchError(
+            f"{task} needs a text", hint='--metadata \'{"text": "SOURCE"}\''
+        )
     return list(stream_texts(text, field=field, split=split))
 
 

@@ -33,20 +33,32 @@ def main(repo: str, result: str, *command: str) -> int:
     out = Path(command[command.index("--out") + 1])
     run, hub = out.with_name(f"{out.name}.run"), HfApi()
     hub.create_repo(repo, private=True, exist_ok=True)
-    if not run.exists() and any(name.startswith("checkpoint-") for name in hub.list_repo_files(repo)):
+    if not run.exists() and any(
+        name.startswith("checkpoint-") for name in hub.list_repo_files(repo)
+    ):
         partial = run.with_name(f".{run.name}.partial")
-        hub.snapshot_download(repo, local_dir=partial, ignore_patterns=[".gitattributes"])
-        shutil.rmtree(partial / ".cache", ignore_errors=True)  # metadata of the download
+        hub.snapshot_download(
+            repo, local_dir=partial, ignore_patterns=[".gitattributes"]
+        )
+        shutil.rmtree(
+            partial / ".cache", ignore_errors=True
+        )  # metadata of the download
         partial.rename(run)
     pushed = checkpoints(run)
     with subprocess.Popen(command) as process:
         while process.poll() is None:
             time.sleep(SECONDS)
-            if (found := checkpoints(run)) and found[-1:] != pushed[-1:] and push(hub, repo, run, found[-1]):
+            if (
+                (found := checkpoints(run))
+                and found[-1:] != pushed[-1:]
+                and push(hub, repo, run, found[-1])
+            ):
                 pushed = found
     if process.returncode:
         return process.returncode
-    return subprocess.run([sys.executable, "-m", "ropepatch", "push", out, result], check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "ropepatch", "push", out, result], check=False
+    ).returncode
 
 
 def checkpoints(run: Path) -> list[str]:
@@ -67,7 +79,12 @@ def push(hub: HfApi, repo: str, run: Path, checkpoint: str) -> bool:
         except FileNotFoundError:
             return False
         older = "checkpoint-*/**"
-        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=checkpoint, delete_patterns=older)
+        hub.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            commit_message=checkpoint,
+            delete_patterns=older,
+        )
     return True
 
 

@@ -15,7 +15,9 @@ def main(
     recipe: Annotated[Path, Parameter(help="recipes/tiny/pretrain.yaml")],
     /,
     *,
-    out: Annotated[Path, Parameter(help="A folder for checkpoints; a run found there is resumed.")],
+    out: Annotated[
+        Path, Parameter(help="A folder for checkpoints; a run found there is resumed.")
+    ],
 ) -> None:
     """Train the bundled checkpoint, and print its folder."""
     try:

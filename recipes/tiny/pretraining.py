@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SAVE_EVERY = 250  # steps
-RECORD = "recipe.json"  # in the folder of each stage: the settings that decide its weights
+# In the folder of each stage: the settings that decide its weights
+RECORD = "recipe.json"
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -78,7 +79,9 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
         for name in stage.mixture:
             for length in stage.windows:
                 MATERIALS[name](stock, length, recipe.seed)
-    records = [_record(recipe, count, documents) for count in range(1, len(recipe.stages) + 1)]
+    records = [
+        _record(recipe, count, documents) for count in range(1, len(recipe.stages) + 1)
+    ]
     for stage, record in zip(recipe.stages, records, strict=True):
         _refuse_other(out / stage.name, record)
     set_seed(recipe.seed)
@@ -89,7 +92,13 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
         done = out / stage.name / "done"
         if not done.is_dir():
             _put_on_record(out / stage.name, record)
-            train(model, stage, Rows(stage, stock, recipe.seed), recipe.seed, out / stage.name)
+            train(
+                model,
+                stage,
+                Rows(stage, stock, recipe.seed),
+                recipe.seed,
+                out / stage.name,
+            )
             with new_folder(done) as folder:
                 _save(model, folder)
         # Loaded even if just trained: the trainer leaves its casts on the model.
@@ -136,12 +145,19 @@ def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None
         report_to=[],
         disable_tqdm=False,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=lambda steps: steps[0])
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=lambda steps: steps[0],
+    )
     last = _last_checkpoint(folder)
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
 
 
-def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+def _save(
+    model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None
+) -> None:
     """Save a model with its encoding."""
     if handle := swapped(model):
         folder.rmdir()  # `save` creates it
@@ -155,7 +171,9 @@ def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = 
 def _last_checkpoint(folder: Path) -> Path | None:
     """Return the last complete checkpoint: the trainer writes its state last."""
     saved = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(saved, key=lambda checkpoint: int(checkpoint.name.split("-")[1]), default=None)
+    return max(
+        saved, key=lambda checkpoint: int(checkpoint.name.split("-")[1]), default=None
+    )
 
 
 def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -12,12 +12,22 @@ from transformers import LlamaConfig, SchedulerType
 from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.encodings import Encoding, make_encoding
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import Amount, Count, Settings, Several, Text, Whole, named_in, refuse_unknown
+from ropepatch.settings import (
+    Amount,
+    Count,
+    Settings,
+    Several,
+    Text,
+    Whole,
+    named_in,
+    refuse_unknown,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PUBLISHED = "checkpoint"  # the folder of the finished checkpoint, next to those of the stages
+# The folder of the finished checkpoint, next to those of the stages
+PUBLISHED = "checkpoint"
 
 SCHEDULES = [schedule.value for schedule in SchedulerType]
 
@@ -37,7 +47,9 @@ class Stage(Settings):
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-]+$")]
-    mixture: Annotated[dict[Annotated[str, named_in(MATERIALS)], Amount], Field(min_length=1)]
+    mixture: Annotated[
+        dict[Annotated[str, named_in(MATERIALS)], Amount], Field(min_length=1)
+    ]
     windows: Several[Count]
     tokens_per_step: Count
     steps: Count
@@ -50,7 +62,9 @@ class Stage(Settings):
         refuse_unknown(self.mixture, MATERIALS, "material")
         refuse_unknown([self.lr_scheduler_type], SCHEDULES, "lr_scheduler_type")
         if self.name == PUBLISHED:
-            raise RopepatchError(f"name must not be {PUBLISHED}, the folder of the finished checkpoint")
+            raise RopepatchError(
+                f"name must not be {PUBLISHED}, the folder of the finished checkpoint"
+            )
         if max(self.windows) > self.tokens_per_step:
             raise RopepatchError(
                 f"a row of {max(self.windows)} tokens has no room in {self.tokens_per_step} tokens_per_step"
@@ -84,9 +98,16 @@ class Recipe(Settings):
         if len(set(names)) < len(names):
             raise RopepatchError(f"two stages have the same name: {', '.join(names)}")
         own = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype"}
-        refuse_unknown(self.model, [key for key in LlamaConfig().to_dict() if key not in own], "model key")
+        refuse_unknown(
+            self.model,
+            [key for key in LlamaConfig().to_dict() if key not in own],
+            "model key",
+        )
         if "max_position_embeddings" not in self.model:
-            raise RopepatchError("model has no max_position_embeddings", hint="it is the window to be stated")
+            raise RopepatchError(
+                "model has no max_position_embeddings",
+                hint="it is the window to be stated",
+            )
         try:
             self.config()
         except (StrictDataclassError, TypeError, ValueError) as error:
@@ -103,13 +124,19 @@ class Recipe(Settings):
                 f"encoding must be a name with its parameters, got {self.encoding!r}",
                 hint="encoding: {name: alibi}",
             )
-        parameters = {key: value for key, value in self.encoding.items() if key != "name"}
+        parameters = {
+            key: value for key, value in self.encoding.items() if key != "name"
+        }
         return make_encoding(self.encoding["name"], **parameters)
 
     def config(self) -> LlamaConfig:
         """Return the model's configuration."""
         return LlamaConfig(
-            **self.model, vocab_size=self.vocab_size, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=None
+            **self.model,
+            vocab_size=self.vocab_size,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            pad_token_id=None,
         )
 
 

@@ -23,7 +23,10 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FEW, CASTS = 6, 64  # subjects per story for recall, and the number of such sets of subjects
+FEW, CASTS = (
+    6,
+    64,
+)  # subjects per story for recall, and the number of such sets of subjects
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +47,17 @@ class Stock:
     def of(cls, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Stock:
         """Tokenise the texts, and make the narrators."""
         # verbose=False: no warning about texts longer than model_max_length.
-        encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids if texts else []
+        encoded = (
+            tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids
+            if texts
+            else []
+        )
         return cls(
             narrator=Narrator(tokenizer),
             casts=[Narrator(tokenizer, _about(FEW, seed)) for seed in range(CASTS)],
-            stories=torch.tensor([token for ids in encoded for token in (BOS, *ids)], dtype=torch.long),
+            stories=torch.tensor(
+                [token for ids in encoded for token in (BOS, *ids)], dtype=torch.long
+            ),
         )
 
 
@@ -75,12 +84,17 @@ def stories(stock: Stock, length: int, seed: int) -> Row:
     return all_trained(stock.stories[begin : begin + length])
 
 
-def _of_all_subjects(draw: Callable[[Narrator, int, int], Row], stock: Stock, length: int, seed: int) -> Row:
+def _of_all_subjects(
+    draw: Callable[[Narrator, int, int], Row], stock: Stock, length: int, seed: int
+) -> Row:
     return draw(stock.narrator, length, seed)
 
 
 MATERIALS: dict[str, Callable[[Stock, int, int], Row]] = {
-    **{name: partial(_of_all_subjects, draw) for name, draw in materials.MATERIALS.items()},
+    **{
+        name: partial(_of_all_subjects, draw)
+        for name, draw in materials.MATERIALS.items()
+    },
     "strings": strings,
     "recalls": recalls,
     "stories": stories,
@@ -92,7 +106,9 @@ def tell(count: int, seed: int) -> str:
     draw = random.Random(seed)
     facts: dict[str, str] = {}
     texts = []
-    for sentence in draw.choices(SENTENCES, [sentence.share for sentence in SENTENCES], k=count):
+    for sentence in draw.choices(
+        SENTENCES, [sentence.share for sentence in SENTENCES], k=count
+    ):
         text = sentence.text
         if sentence.subject is not None:
             if sentence.subject not in facts:
@@ -104,6 +120,8 @@ def tell(count: int, seed: int) -> str:
 
 def _about(count: int, seed: int) -> list[Sentence]:
     """Draw subjects that have a value, and return the sentences about them."""
-    subjects = sorted({sentence.subject for sentence in SENTENCES if sentence.subject is not None})
+    subjects = sorted(
+        {sentence.subject for sentence in SENTENCES if sentence.subject is not None}
+    )
     chosen = random.Random(seed).sample(subjects, count)
     return [sentence for sentence in SENTENCES if sentence.subject in chosen]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data.tiny.grammar import BOS, EOS
@@ -53,7 +61,9 @@ def train_tokenizer(
             hint="it takes 258 for bytes and special tokens, and as many more as the texts have merges for",
         )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=list(zip(SPECIAL, (BOS, EOS), strict=True))
+        single="<s> $A",
+        pair="<s> $A <s> $B",
+        special_tokens=list(zip(SPECIAL, (BOS, EOS), strict=True)),
     )
     wrap: Any = PreTrainedTokenizerFast
     wrapped: PreTrainedTokenizerFast = wrap(

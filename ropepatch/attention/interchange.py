@@ -10,16 +10,27 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention.modeling_position_remapping import POSITIONS_SLOT as POSITIONS_SLOT
+from ropepatch.attention.modeling_position_remapping import (
+    POSITIONS_SLOT as POSITIONS_SLOT,
+)
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import RotarySubstitute, find_substitute
 
-_MASKED_LAYERS = {GLOBAL_LAYERS, SLIDING_LAYERS}  # layer types that differ only in their mask
+_MASKED_LAYERS = {
+    GLOBAL_LAYERS,
+    SLIDING_LAYERS,
+}  # layer types that differ only in their mask
 OWN_MASK = "its layers make masks of their own"
-ATTENTION = ("_attn_implementation_internal",)  # attribute of a configuration with the name of its attention
-OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments with which a model changes its scores
+ATTENTION = (
+    "_attn_implementation_internal",
+)  # attribute of a configuration with the name of its attention
+OTHER_SCORES = (
+    "softcap",
+    "s_aux",
+    "position_bias",
+)  # arguments with which a model changes its scores
 
 
 class PositionsInAttention(RotarySubstitute):
@@ -65,14 +76,20 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
     within = find_substitute(model, PositionsInAttention)
     causal = [getattr(part, "is_causal", True) for part in (config, *model.modules())]
     packed = str(model.config._attn_implementation).startswith("ropepatch_")
-    reasons = ({within[1].reason: True} if within else {"it is within packed attention": packed}) | {
+    reasons = (
+        {within[1].reason: True}
+        if within
+        else {"it is within packed attention": packed}
+    ) | {
         f"it has layers of the type {', '.join(others)}": others,
         "it carries a state from token to token": getattr(model, "_is_stateful", False),
         "it does not support sdpa": not model._supports_sdpa,
         "its attention is no interchangeable function": not model._can_set_attn_implementation(),
         "some of its attention is not causal": not all(causal),
         "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
-        OWN_MASK: any(hasattr(module, "prepare_dynamic_mask") for module in model.modules()),
+        OWN_MASK: any(
+            hasattr(module, "prepare_dynamic_mask") for module in model.modules()
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -81,18 +98,24 @@ def set_attention(base: nn.Module, name: str | None) -> None:
     """Set the attention of all parts of a model, without the checks of transformers."""
     for module in base.modules():
         if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation_internal = name  # the setter also changes submodels
+            # The setter also changes submodels
+            module.config._attn_implementation_internal = name
 
 
 @contextmanager
 def attending_by(base: nn.Module, name: str) -> Iterator[None]:
     """Use another attention in all parts of a model within the block."""
-    parts: list[Any] = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
+    parts: list[Any] = [
+        module for module in base.modules() if isinstance(module, PreTrainedModel)
+    ]
     before = [(part.config, part.config._attn_implementation) for part in parts]
     try:
         set_attention(base, name)
         yield
     finally:
         for part, (config, value) in zip(parts, before, strict=True):
-            for one in (config, part.config):  # two if the model was patched within the block
+            for one in (
+                config,
+                part.config,
+            ):  # two if the model was patched within the block
                 one._attn_implementation_internal = value

@@ -24,7 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers import conversion_mapping as names
 from transformers.integrations import flex_attention as flex
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -35,12 +40,16 @@ ROTARY = "model.rotary_emb"  # the rotary module of the stock model
 NAME = __name__  # of this file's attention, in transformers' registry
 POSITIONS_SLOT = "_ropepatch_positions"  # attribute of an attention module with its remapping, or None
 SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by device type
-KERNELS = {"cuda": 2} if find_spec("triton") else {}  # most bytes per number for FlexAttention
+KERNELS = (
+    {"cuda": 2} if find_spec("triton") else {}
+)  # most bytes per number for FlexAttention
 KERNEL_BLOCK = 128  # queries or keys per block of FlexAttention
 NARROWEST = 16  # least head dimension for FlexAttention
 VARIANTS = 64  # of its kernel per process, by heads, gradients, batch; beyond, it would store all scores
 
-Place = Callable[[Tensor], Tensor]  # an elementwise function of positions, to integers or fractions
+Place = Callable[
+    [Tensor], Tensor
+]  # an elementwise function of positions, to integers or fractions
 
 
 class Band(NamedTuple):
@@ -58,9 +67,16 @@ class Band(NamedTuple):
 
     def span(self, m: Tensor, n: Tensor) -> slice:
         """Return the columns from the first to the last key at n [B, T] in the band of any m [B, Q]."""
-        first, last = self.begin(m).amin(-1, keepdim=True), self.end(m).amax(-1, keepdim=True)
+        first, last = (
+            self.begin(m).amin(-1, keepdim=True),
+            self.end(m).amax(-1, keepdim=True),
+        )
         columns = ((n >= first) & (n < last)).any(0).nonzero()[:, 0]
-        return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
+        return (
+            slice(int(columns[0]), int(columns[-1]) + 1)
+            if len(columns)
+            else slice(0, 0)
+        )
 
 
 def precise(numbers: Tensor) -> Tensor:
@@ -101,7 +117,9 @@ def rerope(window: int) -> tuple[Band, ...]:
 def leaky_rerope(window: int, divisor: float) -> tuple[Band, ...]:
     """Δ below W, then W + (Δ - W) / k."""
     shift = window - window / divisor
-    return near(window), far(window, lambda m: shift + precise(m) / divisor, lambda n: precise(n) / divisor)
+    return near(window), far(
+        window, lambda m: shift + precise(m) / divisor, lambda n: precise(n) / divisor
+    )
 
 
 def self_extend(window: int, group: int) -> tuple[Band, ...]:
@@ -120,17 +138,28 @@ def dual_chunk(clip: int, chunk: int) -> tuple[Band, ...]:
     return (
         Band(lambda m: m - within(m), nearer(0), within, within),
         Band(lambda m: m - within(m) - chunk, lambda m: m - within(m), clipped, within),
-        Band(constant(0), lambda m: m - within(m) - chunk, constant(min(2 * chunk - 1, clip)), within),
+        Band(
+            constant(0),
+            lambda m: m - within(m) - chunk,
+            constant(min(2 * chunk - 1, clip)),
+            within,
+        ),
     )
 
 
 def lampe_ends(length: int, mapped: int, head: int, tail: int) -> tuple[int, int, int]:
     """R, b1 and b2: where the far end begins, and what is added and taken off."""
     last = max(1, length - 1)
-    step = -(-(mapped * tail // last + 1) * last // mapped)  # where M p // (N - 1) grows next
+    step = -(
+        -(mapped * tail // last + 1) * last // mapped
+    )  # where M p // (N - 1) grows next
     tail = min(step, length) - 1
     closer = head - (mapped * head // last + 1)
-    return tail, closer, length - 1 - tail - mapped * (length - 1 - tail) // last - closer
+    return (
+        tail,
+        closer,
+        length - 1 - tail - mapped * (length - 1 - tail) // last - closer,
+    )
 
 
 def lampe(length: int, mapped: int, head: int, tail: int) -> tuple[Band, ...]:
@@ -151,7 +180,9 @@ def lampe(length: int, mapped: int, head: int, tail: int) -> tuple[Band, ...]:
 def lambda_shape(window: int, sinks: int) -> tuple[Band, ...]:
     """Δ below W; the first k tokens at W; no others."""
     end = nearer(window)
-    return near(window), Band(constant(0), lambda m: end(m).clamp(max=sinks), constant(window), constant(0))
+    return near(window), Band(
+        constant(0), lambda m: end(m).clamp(max=sinks), constant(window), constant(0)
+    )
 
 
 def string(shift: int, window: int) -> tuple[Band, ...]:
@@ -171,23 +202,40 @@ REMAPPINGS: dict[str, Callable[..., tuple[Band, ...]]] = {
 PLAIN = Band(constant(0), nearer(0), same, same)
 
 
-def short_mask(batch_size: int, q_length: int, kv_length: int, **options: Any) -> Tensor | None:
+def short_mask(
+    batch_size: int, q_length: int, kv_length: int, **options: Any
+) -> Tensor | None:
     """Return int64 [B, 1, 1, T + 2] instead of a mask [B, 1, Q, T].
 
     It contains the document of every key in a packed sequence, counted from 1, or 0 for padding. The last two
     are the column of the first query and the sliding window, or 0. Custom masks remain sdpa's.
     """
-    summary = torch.ones(batch_size, kv_length + 2, dtype=torch.long, device=options.get("device", "cpu"))
+    summary = torch.ones(
+        batch_size, kv_length + 2, dtype=torch.long, device=options.get("device", "cpu")
+    )
     given, first = options.get("attention_mask"), options.get("kv_offset", 0)
-    if options.get("use_vmap") or not (options.get("allow_is_causal_skip", True) or q_length == 1):
+    if options.get("use_vmap") or not (
+        options.get("allow_is_causal_skip", True) or q_length == 1
+    ):
         packed = not options.get("use_vmap") and given is None and q_length == kv_length
-        documents = count_documents(options["mask_function"], summary[:, :-2]) if packed else None
+        documents = (
+            count_documents(options["mask_function"], summary[:, :-2])
+            if packed
+            else None
+        )
         if documents is None:
-            return sdpa_mask(batch_size, q_length, kv_length, **options | {"allow_is_causal_skip": False})
+            return sdpa_mask(
+                batch_size,
+                q_length,
+                kv_length,
+                **options | {"allow_is_causal_skip": False},
+            )
         summary[:, :-2] = documents
     if given is not None:
         given = given[:, first : first + kv_length]
-        summary[:, :kv_length] = nn.functional.pad(given.long(), (0, kv_length - given.shape[1]))
+        summary[:, :kv_length] = nn.functional.pad(
+            given.long(), (0, kv_length - given.shape[1])
+        )
     summary[:, kv_length] = options.get("q_offset", 0) - first
     summary[:, kv_length + 1] = options.get("local_size") or 0
     return summary[:, None, None]
@@ -223,11 +271,25 @@ class Sight(NamedTuple):
     given: Tensor | None = None
 
     @classmethod
-    def of(cls, mask: Tensor | None, query: Tensor, key: Tensor, position_ids: Tensor | None) -> "Sight":
+    def of(
+        cls,
+        mask: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        position_ids: Tensor | None,
+    ) -> "Sight":
         """Make it from `short_mask`'s result, a mask [B or 1, 1, Q, T] or None, and the query positions."""
         count, keys, device = query.shape[2], key.shape[2], query.device
-        rows, columns = torch.arange(count, device=device), torch.arange(keys, device=device)
-        documents, column, window, given = torch.ones_like(columns)[None], keys - count, 0, None
+        rows, columns = (
+            torch.arange(count, device=device),
+            torch.arange(keys, device=device),
+        )
+        documents, column, window, given = (
+            torch.ones_like(columns)[None],
+            keys - count,
+            0,
+            None,
+        )
         if mask is not None and mask.dtype == torch.long:
             documents = mask[:, 0, 0, :keys]
             column, window = mask[0, 0, 0, keys:].tolist()
@@ -235,17 +297,26 @@ class Sight(NamedTuple):
             given = mask
             if count < keys:
                 seen = (
-                    mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
+                    mask[:, 0]
+                    if mask.dtype == torch.bool
+                    else mask[:, 0] > torch.finfo(mask.dtype).min / 2
                 )
-                last = torch.where(seen, columns, -1).amax(-1)  # a query other than padding: itself
-                column, documents = int((last - rows).amax().clamp(min=0)), seen.any(1).long()
+                last = torch.where(seen, columns, -1).amax(
+                    -1
+                )  # a query other than padding: itself
+                column, documents = (
+                    int((last - rows).amax().clamp(min=0)),
+                    seen.any(1).long(),
+                )
         if position_ids is None:
             position_ids = column + rows[None]
         if count == keys:
             return cls(position_ids, position_ids, documents, column, window, given)
         passed = (documents > 0).long().cumsum(-1)
         own = documents[:, column : column + count] > 0
-        anchor = torch.where(own, rows, 0).amax(-1, keepdim=True)  # the last query that is no padding
+        anchor = torch.where(own, rows, 0).amax(
+            -1, keepdim=True
+        )  # the last query that is no padding
         behind = passed.gather(1, column + anchor) - passed
         batch = max(len(position_ids), len(anchor))
         at = position_ids.expand(batch, -1).gather(1, anchor.expand(batch, -1)) - behind
@@ -263,7 +334,10 @@ class Sight(NamedTuple):
         """Return the columns from the first to the last unmasked key of any query in some rows."""
         if self.given is not None:
             return slice(0, self.documents.shape[-1])
-        first, end = self.column + rows.start, min(self.column + rows.stop, self.documents.shape[-1])
+        first, end = (
+            self.column + rows.start,
+            min(self.column + rows.stop, self.documents.shape[-1]),
+        )
         oldest = self.documents[:, first:end].amin(-1, keepdim=True)
         begin = int((self.documents[:, :end] >= oldest).any(0).long().argmax())
         return slice(max(begin, first - self.window + 1) if self.window else begin, end)
@@ -274,7 +348,9 @@ class Sight(NamedTuple):
             return self.given[:, :, rows, columns]
         device = self.documents.device
         n = torch.arange(columns.start, columns.stop, device=device)
-        m = torch.arange(self.column + rows.start, self.column + rows.stop, device=device)[:, None]
+        m = torch.arange(
+            self.column + rows.start, self.column + rows.stop, device=device
+        )[:, None]
         seen = n <= m
         if self.window:
             seen &= n > m - self.window
@@ -317,7 +393,9 @@ def in_blocks(
         columns = sight.columns(rows)
         with torch.autocast(own.device.type, enabled=False):
             scores, mask = score(own, rows, columns), sight.mask(rows, columns)
-            if mask.dtype == torch.bool:  # the mean, not NaN, for padding without any key
+            if (
+                mask.dtype == torch.bool
+            ):  # the mean, not NaN, for padding without any key
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
             else:
                 scores = scores + mask.to(scores.dtype)
@@ -327,13 +405,21 @@ def in_blocks(
                 output = output + more.to(output.dtype)
         if not wants_weights:
             return output, None
-        return output, nn.functional.pad(weights.to(value.dtype), (columns.start, keys - columns.stop))
+        return output, nn.functional.pad(
+            weights.to(value.dtype), (columns.start, keys - columns.stop)
+        )
 
-    size = max(1, SCORES.get(query.device.type, SCORES["cpu"]) // (batch * heads * max(keys, width)))
+    size = max(
+        1,
+        SCORES.get(query.device.type, SCORES["cpu"])
+        // (batch * heads * max(keys, width)),
+    )
     blocks = [slice(row, min(row + size, count)) for row in range(0, count, size)]
     again = torch.is_grad_enabled() and len(blocks) > 1
     run: Any = partial(checkpoint, read, use_reentrant=False) if again else read
-    outputs, weights = zip(*(run(query[:, :, rows], rows) for rows in blocks), strict=True)
+    outputs, weights = zip(
+        *(run(query[:, :, rows], rows) for rows in blocks), strict=True
+    )
     return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
 
 
@@ -360,38 +446,65 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
     at, theirs = of_all(sight.keys[:, span]), of_all(sight.documents[:, span])
     mine = of_all(sight.documents[:, sight.column : sight.column + count])
     newest = of_all(torch.arange(last, last + count, device=at.device)[None])
-    oldest = (newest - sight.window + 1).clamp(min=0) if sight.window else torch.zeros_like(newest)
+    oldest = (
+        (newest - sight.window + 1).clamp(min=0)
+        if sight.window
+        else torch.zeros_like(newest)
+    )
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         within = (
-            (at[b, j] >= begin[b, i]) & (at[b, j] < end[b, i]) & (j >= oldest[b, i]) & (j <= newest[b, i])
+            (at[b, j] >= begin[b, i])
+            & (at[b, j] < end[b, i])
+            & (j >= oldest[b, i])
+            & (j <= newest[b, i])
         )
-        return within & (theirs[b, j] > 0) & ((mine[b, i] == 0) | (mine[b, i] == theirs[b, j]))
+        return (
+            within
+            & (theirs[b, j] > 0)
+            & ((mine[b, i] == 0) | (mine[b, i] == theirs[b, j]))
+        )
 
     least, greatest = zip(
-        *(ends_of_blocks(x) for x in (begin, end, newest, oldest, mine, at, theirs)), strict=True
+        *(ends_of_blocks(x) for x in (begin, end, newest, oldest, mine, at, theirs)),
+        strict=True,
     )
     begin0, end0, newest0, oldest0, mine0 = (x[:, :, None] for x in least[:5])
     begin1, end1, newest1, oldest1, mine1 = (x[:, :, None] for x in greatest[:5])
     at0, theirs0, at1, theirs1 = (x[:, None] for x in (*least[5:], *greatest[5:]))
     column0 = torch.arange(0, at.shape[-1], KERNEL_BLOCK, device=at.device)
     column1 = column0 + KERNEL_BLOCK - 1
-    some = (at1 >= begin0) & (at0 < end1) & (column1 >= oldest0) & (column0 <= newest1) & (theirs1 >= mine0)
+    some = (
+        (at1 >= begin0)
+        & (at0 < end1)
+        & (column1 >= oldest0)
+        & (column0 <= newest1)
+        & (theirs1 >= mine0)
+    )
     every = (at0 >= begin1) & (at1 < end0) & (column0 >= oldest1) & (column1 <= newest0)
-    every &= (theirs0 > 0) & (theirs0 == theirs1) & (mine0 == mine1) & (mine0 == theirs0)
+    every &= (
+        (theirs0 > 0) & (theirs0 == theirs1) & (mine0 == mine1) & (mine0 == theirs0)
+    )
 
     def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
         return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
 
     sizes: Any = {"BLOCK_SIZE": KERNEL_BLOCK, "seq_lengths": (count, at.shape[-1])}
-    return BlockMask.from_kv_blocks(*listed(some & ~every), *listed(some & every), mask_mod=seen, **sizes)
+    return BlockMask.from_kv_blocks(
+        *listed(some & ~every), *listed(some & every), mask_mod=seen, **sizes
+    )
 
 
 def has_kernel(value: Tensor) -> bool:
     """Return whether to use FlexAttention for these values: on GPUs with native bfloat16."""
-    narrow = value.dtype.itemsize <= KERNELS.get(value.device.type, 0) and value.shape[3] >= NARROWEST
-    return narrow and (not value.is_cuda or torch.cuda.get_device_capability(value.device) >= (8, 0))
+    narrow = (
+        value.dtype.itemsize <= KERNELS.get(value.device.type, 0)
+        and value.shape[3] >= NARROWEST
+    )
+    return narrow and (
+        not value.is_cuda or torch.cuda.get_device_capability(value.device) >= (8, 0)
+    )
 
 
 def by_kernel(
@@ -421,10 +534,14 @@ def by_kernel(
         q, k, v = (x.contiguous() for x in (q, k, value[:, :, span]))
         mask = block_mask(band, sight, span, len(q))
         with compiling.patch(recompile_limit=VARIANTS):
-            output, more = flex.compile_friendly_flex_attention(q, k, v, block_mask=mask, **options)
+            output, more = flex.compile_friendly_flex_attention(
+                q, k, v, block_mask=mask, **options
+            )
         outputs.append(output)
         sums.append(getattr(more, "lse", more))
-    shares = torch.stack(sums).softmax(0).nan_to_num(0)[..., None]  # padding without any key
+    shares = (
+        torch.stack(sums).softmax(0).nan_to_num(0)[..., None]
+    )  # padding without any key
     return (torch.stack(outputs) * shares).sum(0).to(value.dtype)
 
 
@@ -434,12 +551,16 @@ def by_head(one: Tensor, shared: Tensor) -> Tensor:
     return rows.view(*one.shape[:3], -1)
 
 
-def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) -> Tensor | None:
+def temperature(
+    m: Tensor, window: int, log_n: bool, attention_factor: float
+) -> Tensor | None:
     """Return the factor of the scores of queries at m [...], `precise`; None for 1."""
     factor = attention_factor**2
     if not log_n:
         return None if factor == 1 else torch.full_like(precise(m), factor)
-    return ((precise(m) + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
+    return ((precise(m) + 1).clamp(min=1).log() / math.log(window)).clamp(
+        min=1
+    ) * factor
 
 
 class RemappedRotation:
@@ -454,13 +575,19 @@ class RemappedRotation:
         parameters = dict(described["parameters"])
         self.config = config
         self.window: int = described["window"]
-        self.modifiers = {key: parameters.pop(key) for key in ("log_n", "attention_factor")}
-        self.layer_type = [described["layer_type"]] if described.get("layer_type") else []
+        self.modifiers = {
+            key: parameters.pop(key) for key in ("log_n", "attention_factor")
+        }
+        self.layer_type = (
+            [described["layer_type"]] if described.get("layer_type") else []
+        )
         self.bands = partial(
             REMAPPINGS[described["name"]], **parameters
         )  # called on use, since its functions cannot be pickled
 
-    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, *layer_type: str
+    ) -> tuple[Tensor, Tensor]:
         """Return ones and zeros; the stock cos and sin for layer types that are not remapped."""
         if self.config._attn_implementation != self.attention:
             raise ValueError(
@@ -473,7 +600,9 @@ class RemappedRotation:
 
     def rotated(self, module: nn.Module, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate queries or keys [B, H, T, D] at positions [B or 1, T] with the stock function."""
-        cos, sin = (table.to(x.device) for table in self.stock(x, positions, *self.layer_type))
+        cos, sin = (
+            table.to(x.device) for table in self.stock(x, positions, *self.layer_type)
+        )
         return rotate(module, x, cos, sin)
 
 
@@ -506,7 +635,9 @@ def attend(
     mapped = rope is not None and not 0 < sight.window <= rope.window
     bands, factor = [(PLAIN, slice(0, key.shape[2]))], None
     if rope is not None and mapped:
-        bands = [(band, span) for band in rope.bands() if (span := band.span(m, n)).stop]
+        bands = [
+            (band, span) for band in rope.bands() if (span := band.span(m, n)).stop
+        ]
         factor = temperature(m, rope.window, **rope.modifiers)
 
     def at(x: Tensor, positions: Tensor) -> Tensor:
@@ -514,9 +645,14 @@ def attend(
 
     def scaled(x: Tensor, scale: float, rows: slice) -> Tensor:
         x = x.to(wide) * scale
-        return (x if factor is None else x * factor[:, None, rows, None].to(wide)).to(value.dtype)
+        return (x if factor is None else x * factor[:, None, rows, None].to(wide)).to(
+            value.dtype
+        )
 
-    rotated = [at(key[:, :, span], band.key(n[:, span])).to(value.dtype) for band, span in bands]
+    rotated = [
+        at(key[:, :, span], band.key(n[:, span])).to(value.dtype)
+        for band, span in bands
+    ]
     wants_weights = rope is not None and rope.wants_weights
     alone = len(bands) == 1 and not wants_weights and sight.causal
     if alone and (not mapped or bool(bands[0][0].begin(m).amax() <= n.amin())):
@@ -528,25 +664,35 @@ def attend(
 
     exact = dropout or wants_weights or sight.given is not None
     if mapped and not exact and query.shape[2] >= KERNEL_BLOCK and has_kernel(value):
-        queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]
-        return by_kernel(bands, queries, rotated, value, sight, scale).transpose(1, 2).contiguous(), None
+        queries = [
+            scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands
+        ]
+        return by_kernel(bands, queries, rotated, value, sight, scale).transpose(
+            1, 2
+        ).contiguous(), None
 
     def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
         here, there = m[:, rows], n[:, columns]
         if not mapped:
-            return by_head(scaled(at(own, here), scale, rows), rotated[0][:, :, columns].mT).to(wide)
+            return by_head(
+                scaled(at(own, here), scale, rows), rotated[0][:, :, columns].mT
+            ).to(wide)
         shape = (*own.shape[:3], columns.stop - columns.start)
         scores = torch.full(shape, torch.finfo(wide).min, dtype=wide, device=own.device)
         for (band, whole), k in zip(bands, rotated, strict=True):
             span, skip = band.span(here, there), columns.start - whole.start
             if span.stop:
                 q = scaled(at(own, band.query(here)), scale, rows)
-                found = by_head(q, k[:, :, span.start + skip : span.stop + skip].mT).to(wide)
+                found = by_head(q, k[:, :, span.start + skip : span.stop + skip].mT).to(
+                    wide
+                )
                 holds = band.holds(here, there[:, span])[:, None]
                 scores[..., span] = torch.where(holds, found, scores[..., span])
         return scores
 
-    output, weights = in_blocks(score, query, value, sight, dropout, wants_weights=wants_weights)
+    output, weights = in_blocks(
+        score, query, value, sight, dropout, wants_weights=wants_weights
+    )
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -578,14 +724,17 @@ def rename_alike() -> None:
     }
     for stock_name, own_name in own_names.items():
         if conversion := names.get_checkpoint_conversion_mapping(stock_name):
-            names.register_checkpoint_conversion_mapping(own_name, conversion, overwrite=True)
+            names.register_checkpoint_conversion_mapping(
+                own_name, conversion, overwrite=True
+            )
 
 
 class RemappedLlamaForCausalLM(LlamaForCausalLM):
     """The stock model with remapped attention."""
 
     config_class = RemappedLlamaConfig
-    _supports_attention_backend = False  # another engine's attention would use unrotated queries and keys
+    # Another engine's attention would use unrotated queries and keys
+    _supports_attention_backend = False
     _supports_flash_attn = _supports_flex_attn = _can_compile_fullgraph = False
 
     def __init__(self, config: RemappedLlamaConfig) -> None:
@@ -598,5 +747,7 @@ class RemappedLlamaForCausalLM(LlamaForCausalLM):
         layers = described["layers"]
         for module in self.modules():
             if isinstance(index := getattr(module, "layer_idx", None), int):
-                module.__dict__[POSITIONS_SLOT] = rope if layers is None or index in layers else None
+                module.__dict__[POSITIONS_SLOT] = (
+                    rope if layers is None or index in layers else None
+                )
         config._attn_implementation = NAME

@@ -35,7 +35,12 @@ _CALLS: ContextVar[list[_Call]] = ContextVar("calls")
 
 
 def _record(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Record a call and return zeros, so that later layers do not depend on this one's rotation."""
     _CALLS.get().append(_Call(module, query, key, attention_mask, others))
@@ -80,7 +85,9 @@ def rotating_layers(
     except RopepatchError:
         raise
     except Exception as error:
-        raise refuse(f"it does not run with attention of another kind ({type(error).__name__})") from error
+        raise refuse(
+            f"it does not run with attention of another kind ({type(error).__name__})"
+        ) from error
     layers = {}
     for rotated, plain in zip(with_rotation, without, strict=True):
         if reason := _more_than_attention(plain):
@@ -89,7 +96,9 @@ def rotating_layers(
         if rotates is None:
             check_finite(base, Path(str(base.name_or_path or type(base).__name__)).name)
             name = type(plain.module).__name__
-            raise refuse(f"its {name} does not rotate queries and keys last, by apply_rotary_pos_emb")
+            raise refuse(
+                f"its {name} does not rotate queries and keys last, by apply_rotary_pos_emb"
+            )
         layers[plain.module] = rotates
     if not any(layers.values()):
         raise refuse("its attention is no interchangeable function, or rotates nothing")
@@ -100,7 +109,9 @@ def rotating_layers(
 def _calls(base: PreTrainedModel) -> list[_Call]:
     token = _CALLS.set([])
     try:
-        base.base_model(input_ids=torch.arange(TOKENS, device=base.device)[None], use_cache=False)
+        base.base_model(
+            input_ids=torch.arange(TOKENS, device=base.device)[None], use_cache=False
+        )
         return _CALLS.get()
     finally:
         _CALLS.reset(token)
@@ -135,4 +146,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
         return False
     tolerance = 1e-4 if one.dtype in (torch.float32, torch.float64) else 2e-2
     scale = float(other.abs().max())
-    return bool((one.float() - other.float()).abs().max() <= tolerance * max(scale, 1e-6))
+    return bool(
+        (one.float() - other.float()).abs().max() <= tolerance * max(scale, 1e-6)
+    )

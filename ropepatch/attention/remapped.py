@@ -10,7 +10,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import (
@@ -36,7 +41,8 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.settings import Length, shown
 
-REMAPPED_ATTENTION = "ropepatch_remapping"  # registered in transformers for the whole process
+# Registered in transformers for the whole process
+REMAPPED_ATTENTION = "ropepatch_remapping"
 
 logger = logging.getLogger("ropepatch")
 
@@ -70,7 +76,12 @@ class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
         parameters = distances.parameters()
         self.set_remapping(
             config,
-            {"name": distances.name, "parameters": parameters, "window": window, "layer_type": layer_type},
+            {
+                "name": distances.name,
+                "parameters": parameters,
+                "window": window,
+                "layer_type": layer_type,
+            },
         )
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
@@ -83,7 +94,9 @@ class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
         return f"{self.distances.name}, {self.distances.described()}"
 
 
-def _attend(module: nn.Module, *tensors: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
+def _attend(
+    module: nn.Module, *tensors: Any, **others: Any
+) -> tuple[Tensor, Tensor | None]:
     """Compute attention with the remapping stored in the module."""
     if POSITIONS_SLOT not in module.__dict__:
         raise RopepatchError(
@@ -116,7 +129,9 @@ class Remapped(Substitution[RemappedRope]):
             RopepatchError: If it has been removed.
         """
         if not self.in_force:
-            raise RopepatchError("this remapping has been taken out", hint="call remap_positions again")
+            raise RopepatchError(
+                "this remapping has been taken out", hint="call remap_positions again"
+            )
         return self._substitute.distances
 
     def _undo(self) -> None:
@@ -128,7 +143,11 @@ class Remapped(Substitution[RemappedRope]):
         refused = vars(self.model).pop("save_pretrained")
         if refused.keywords["wrapped"] is not None:
             vars(self.model)["save_pretrained"] = refused.keywords["wrapped"]
-        logger.info("%s: remapping %s -> none", type(self.model).__name__, self._substitute.distances.name)
+        logger.info(
+            "%s: remapping %s -> none",
+            type(self.model).__name__,
+            self._substitute.distances.name,
+        )
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -180,7 +199,11 @@ def remap_positions(
 
 
 def _mapped(
-    base: PreTrainedModel, distances: Remapping, to: Length, original: Length | None, configs: OwnConfigs
+    base: PreTrainedModel,
+    distances: Remapping,
+    to: Length,
+    original: Length | None,
+    configs: OwnConfigs,
 ) -> Remapped:
     """Remap a model that shares its configurations with no other."""
     source = InMemory.of(base, original)
@@ -190,19 +213,29 @@ def _mapped(
     target = source.config.target(to, source.name)
     fitted = distances.fitted(window, target)
     layers = rotating_layers(base, site, partial(_refusal, config.model_type))
-    if not any(rotates and _sees_far(module, config, window) for module, rotates in layers.items()):
+    if not any(
+        rotates and _sees_far(module, config, window)
+        for module, rotates in layers.items()
+    ):
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
     path = site.path
     stock = base.get_submodule(path)
-    rope = RemappedRope(stock, config, fitted, window, site.layer_type).train(stock.training)
+    rope = RemappedRope(stock, config, fitted, window, site.layer_type).train(
+        stock.training
+    )
     rope.configs = configs
     base.set_submodule(path, rope)
     for module, rotates in layers.items():
         module.__dict__[POSITIONS_SLOT] = rope if rotates else None
     config.max_position_embeddings = target
-    config.position_remapping = {"name": fitted.name, "target": target} | fitted.parameters()
+    config.position_remapping = {
+        "name": fitted.name,
+        "target": target,
+    } | fitted.parameters()
     wrapped = vars(base).get("save_pretrained")
-    vars(base)["save_pretrained"] = partial(_refuse_saving, fitted.name, wrapped=wrapped)
+    vars(base)["save_pretrained"] = partial(
+        _refuse_saving, fitted.name, wrapped=wrapped
+    )
     set_attention(base, REMAPPED_ATTENTION)
     logger.info("%s: remapping none -> %s", type(base).__name__, rope.extra_repr())
     return Remapped(base, path, rope)
@@ -212,10 +245,21 @@ def check_mappable(model: PreTrainedModel, window: int) -> None:
     """Raise an error if the classes or configuration of a model rule out a remapping; needs no weights."""
     config: Any = text_config(model.config)
     reason = uninterchangeable(model)
-    sees, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    sees, kinds = (
+        getattr(config, "sliding_window", None),
+        getattr(config, "layer_types", None),
+    )
     if not isinstance(sees, int | None):
-        reason, sees = f"its sliding_window must be a whole number, got {shown(sees)}", None
-    if not reason and sees and sees <= window and not set(kinds or ()) - {SLIDING_LAYERS}:
+        reason, sees = (
+            f"its sliding_window must be a whole number, got {shown(sees)}",
+            None,
+        )
+    if (
+        not reason
+        and sees
+        and sees <= window
+        and not set(kinds or ()) - {SLIDING_LAYERS}
+    ):
         reason = _narrow(sees, window)
     if reason:
         raise _refusal(config.model_type, reason)

@@ -30,7 +30,10 @@ else:
 
 FITTED: Any = None  # a parameter computed from L and N
 TRAINED = 0.6  # rho, the share of L whose distances are well trained
-MODIFIERS = "log_n", "attention_factor"  # parameters of every remapping that change no distance
+MODIFIERS = (
+    "log_n",
+    "attention_factor",
+)  # parameters of every remapping that change no distance
 
 
 class Remapping(Method):
@@ -58,7 +61,11 @@ class Remapping(Method):
         """
         self._code()
         derived = self.derived(window, max(window, target))
-        mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
+        mine = {
+            name: value
+            for name, value in derived.items()
+            if getattr(self, name) is None
+        }
         whole = self.model_copy(update=mine)
         whole.check_window(window)
         reach = whole.reach(window)
@@ -66,7 +73,9 @@ class Remapping(Method):
             raise RopepatchError(
                 f"{self.name} with {whole.described()} keeps distances within {window} up to "
                 f"{reach:,} tokens, not {target:,}",
-                hint=f"ask for {reach:,} tokens at most, or use rerope" if reach > window else "use rerope",
+                hint=f"ask for {reach:,} tokens at most, or use rerope"
+                if reach > window
+                else "use rerope",
             )
         return whole
 
@@ -84,7 +93,11 @@ class Remapping(Method):
 
     def bands(self) -> tuple[Band, ...]:
         """Return the bands, nearest keys first; all parameters must be set."""
-        own = {name: value for name, value in self.parameters().items() if name not in MODIFIERS}
+        own = {
+            name: value
+            for name, value in self.parameters().items()
+            if name not in MODIFIERS
+        }
         return self._code()(**own)
 
     def _code(self) -> Callable[..., tuple[Band, ...]]:
@@ -166,7 +179,9 @@ class LeakyReRoPE(_Windowed):
         room = TRAINED * window - own
         return {
             "window": own,
-            "divisor": max(1.0 + 1e-6, (target - own) / (room if room > 0 else window - own)),
+            "divisor": max(
+                1.0 + 1e-6, (target - own) / (room if room > 0 else window - own)
+            ),
         }
 
     def reach(self, window: int) -> int | None:
@@ -194,7 +209,10 @@ class SelfExtend(_Windowed):
             return {"window": own, "group": 1}
         room = TRAINED * window - own
         group = math.ceil((target - own) / (room if room > 0 else window - own))
-        while self.model_copy(update={"window": own, "group": group}).reach(window) < target:
+        while (
+            self.model_copy(update={"window": own, "group": group}).reach(window)
+            < target
+        ):
             group += 1
         return {"window": own, "group": group}
 
@@ -252,8 +270,14 @@ class LaMPE(Remapping):
 
     def check_window(self, window: int) -> None:
         self._require(self.mapped < window, "mapped", f"below {window}")
-        self._require(2 * self.head <= self.length, "head", f"at most {self.length // 2}")
-        self._require(self.head + self.tail < self.length, "tail", f"below {self.length - self.head}")
+        self._require(
+            2 * self.head <= self.length, "head", f"at most {self.length // 2}"
+        )
+        self._require(
+            self.head + self.tail < self.length,
+            "tail",
+            f"below {self.length - self.head}",
+        )
 
     def reach(self, window: int) -> int | None:
         """Return N, or 0 if remapped distances would exceed L."""
@@ -298,7 +322,10 @@ class String(Remapping):
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         own = self.window or max(1, window // 32)
-        return {"shift": max(1, min(max(target // 3, target - window + own), window)), "window": own}
+        return {
+            "shift": max(1, min(max(target // 3, target - window + own), window)),
+            "window": own,
+        }
 
     def check_window(self, window: int) -> None:
         self._require(self.shift <= window, "shift", f"at most {window}")

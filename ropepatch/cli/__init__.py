@@ -23,8 +23,21 @@ from ropepatch.errors import LENGTHS, RopepatchError, is_out_of_memory
 from ropepatch.files import check_name
 
 SCALINGS = (  # options of other tools whose value is a RoPE scaling or its factor
-    *("rope_scaling", "rope_parameters", "rope_type", "hf_overrides", "json_model_override_args"),
-    *("factor", "rope_factor", "rope_scaling_factor", "rope_scaling_type", "rope_scale", "scale"),
+    *(
+        "rope_scaling",
+        "rope_parameters",
+        "rope_type",
+        "hf_overrides",
+        "json_model_override_args",
+    ),
+    *(
+        "factor",
+        "rope_factor",
+        "rope_scaling_factor",
+        "rope_scaling_type",
+        "rope_scale",
+        "scale",
+    ),
 )
 LESS_MEMORY = {  # hints of commands that need much
     "eval": "use shorter --lengths, or a --suite of shorter ones",
@@ -34,7 +47,14 @@ LESS_MEMORY = {  # hints of commands that need much
     "--dry-run estimates the memory",
 }
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
-WRITING = ("extend", "train", "export", "push", "explore", "plot")  # commands whose work is a file
+WRITING = (
+    "extend",
+    "train",
+    "export",
+    "push",
+    "explore",
+    "plot",
+)  # commands whose work is a file
 
 
 def main() -> None:
@@ -54,7 +74,10 @@ def _run(stdout: Output) -> NoReturn:
     try:
         # Exit on SIGTERM, and on SIGHUP when the terminal closes, so that cleanup removes incomplete files.
         # What the caller ignores, as nohup does, stays ignored.
-        handlers: dict[int, Any] = {getattr(signal, "SIGHUP", signal.SIGTERM): _exit, signal.SIGTERM: _exit}
+        handlers: dict[int, Any] = {
+            getattr(signal, "SIGHUP", signal.SIGTERM): _exit,
+            signal.SIGTERM: _exit,
+        }
         handlers[signal.SIGINT] = signal.default_int_handler
         for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -65,7 +88,9 @@ def _run(stdout: Output) -> NoReturn:
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
         if stdout.failure and sys.argv[1:2] and sys.argv[1] not in WRITING:
             reason = stdout.failure.strerror
-            raise RopepatchError(f"cannot write to stdout: {reason}", hint="redirect it to another file")
+            raise RopepatchError(
+                f"cannot write to stdout: {reason}", hint="redirect it to another file"
+            )
         sys.exit(code if sys.argv[1:] else 2)
     except CycloptsError as error:
         _refuse(_usage_error(error))
@@ -97,7 +122,8 @@ def _check_interpreter() -> None:
         raise RopepatchError(message, hint="cd to a folder that exists") from error
     if sys.flags.optimize >= 2:
         raise RopepatchError(
-            "Python runs without docstrings (-OO), which transformers needs", hint="unset PYTHONOPTIMIZE"
+            "Python runs without docstrings (-OO), which transformers needs",
+            hint="unset PYTHONOPTIMIZE",
         )
 
 
@@ -117,7 +143,9 @@ def _again(unraisable: Any) -> None:
 def _out_of_memory(error: BaseException) -> RopepatchError:
     """An allocation that failed, as one line, and what needs less memory in this command."""
     command = next((word for word in sys.argv[1:] if word in LESS_MEMORY), "")
-    size = re.search(r"tried to allocate (?:(\d+) bytes|([\d.]+ \w+))", str(error), re.IGNORECASE)
+    size = re.search(
+        r"tried to allocate (?:(\d+) bytes|([\d.]+ \w+))", str(error), re.IGNORECASE
+    )
     tried = size and (size[2] or f"{int(size[1]) / 2**20:,.0f} MiB")
     said = f"out of memory: tried to allocate {tried}" if tried else "out of memory"
     return RopepatchError(said, hint=LESS_MEMORY.get(command, "free some memory"))
@@ -130,11 +158,15 @@ def _usage_error(error: CycloptsError) -> RopepatchError:
     if isinstance(error, UnusedCliTokensError):
         words = f"unexpected {shlex.join(error.unused_tokens or ())}"
     command = " ".join(["ropepatch", *(error.command_chain or ())])
-    near, mark, _ = advice.partition("?")  # a suggestion, followed by a list of all words
+    near, mark, _ = advice.partition(
+        "?"
+    )  # a suggestion, followed by a list of all words
     hint = f"{near[:1].lower()}{near[1:]}?" if mark else f"see `{command} --help`"
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
-        if not get_close_matches(option.strip("-"), [near.rpartition("--")[2]]):  # the dashes are alike
+        if not get_close_matches(
+            option.strip("-"), [near.rpartition("--")[2]]
+        ):  # the dashes are alike
             hint = f"see `{command} --help`"
         hint = _pasted(option) or hint
     return RopepatchError(f"{words[:1].lower()}{words[1:].rstrip('.')}", hint=hint)
@@ -162,5 +194,9 @@ RED, CYAN = 31, 36
 
 def _coloured(word: str, colour: int) -> str:
     """A word for stderr; without colour in a pipe, on a dumb terminal, or if NO_COLOR is set."""
-    shown = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    shown = (
+        sys.stderr.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
     return f"\x1b[{colour}m{word}\x1b[0m" if shown else word

@@ -31,10 +31,14 @@ app = App(
     version_flags=["--version"],
     version=lambda: __import__("ropepatch").__version__,
     help_format="plaintext",
-    help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=rich.box.SIMPLE, padding=(0, 0))),
+    help_formatter=DefaultFormatter(
+        panel_spec=PanelSpec(box=rich.box.SIMPLE, padding=(0, 0))
+    ),
     result_action="return_value",
 )
-app.register_install_completion_command(help="Install shell completion for commands, options and names.")
+app.register_install_completion_command(
+    help="Install shell completion for commands, options and names."
+)
 
 ONLY_IN_PYTHON = {"say", "progress", "command", "card", "api", "repair"}
 POSITIONAL = {"model", "checkpoint", "name", "file"}  # also where they may be left out
@@ -53,14 +57,37 @@ MEANINGS = {  # options of many commands
     "settings": "A parameter of the method; see `ropepatch methods NAME`.",
 }
 USUAL = {
-    *("to", "method", "methods", "settings", "recipe", "text", "suite", "lengths", "out", "report", "fix"),
-    *("dry_run", "private", "engine", "show", "copy", "fold_attention", "quiet", "as_json"),
+    *(
+        "to",
+        "method",
+        "methods",
+        "settings",
+        "recipe",
+        "text",
+        "suite",
+        "lengths",
+        "out",
+        "report",
+        "fix",
+    ),
+    *(
+        "dry_run",
+        "private",
+        "engine",
+        "show",
+        "copy",
+        "fold_attention",
+        "quiet",
+        "as_json",
+    ),
 }
 GROUPS = Group("Usual options", sort_key=1), Group("Further options", sort_key=2)
 Run = Callable[..., int | None]
 
 
-def command(group: Group, examples: str, verb: str = "", *, name: str | None = None) -> Callable[[Run], Run]:
+def command(
+    group: Group, examples: str, verb: str = "", *, name: str | None = None
+) -> Callable[[Run], Run]:
     """Make a command of a function, which gets the user's arguments for a public function (the verb).
 
     Its own arguments come last, or replace those of the verb with the same name. It returns the exit code.
@@ -72,7 +99,12 @@ def command(group: Group, examples: str, verb: str = "", *, name: str | None = N
         ordered = sorted(parameters, key=lambda one: not _is_positional(one))
         names = {one.name: _written(one) for one in ordered}
         signature = inspect.Signature(
-            [_parameter(one, called_as, _in_options(meanings.get(one.name, ""), names)) for one in ordered]
+            [
+                _parameter(
+                    one, called_as, _in_options(meanings.get(one.name, ""), names)
+                )
+                for one in ordered
+            ]
         )
 
         def called(*arguments: Any, **options: Any) -> int | None:
@@ -81,10 +113,16 @@ def command(group: Group, examples: str, verb: str = "", *, name: str | None = N
                 return run(**given)
 
         called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        called.__annotations__ = {
+            one.name: one.annotation for one in signature.parameters.values()
+        }
         epilogue = f"Examples:\n{examples}"
         app.command(
-            called, name=called_as, group=group, help=_in_options(description, names), help_epilogue=epilogue
+            called,
+            name=called_as,
+            group=group,
+            help=_in_options(description, names),
+            help_epilogue=epilogue,
         )
         return run
 
@@ -106,13 +144,19 @@ def _merged(run: Run, verb: str) -> tuple[list[inspect.Parameter], str, dict[str
             merged[one.name] = one
     if merged.pop("parameters", None):  # of a method, by name
         merged["settings"] = inspect.Parameter(
-            "settings", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="list[str] | None"
+            "settings",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation="list[str] | None",
         )
     parts = []
     for docstring in descriptions:
         parsed = parse_docstring(docstring, DocstringStyle.GOOGLE)
         parts += [parsed.short_description, parsed.long_description]
-        meanings |= {one.arg_name: " ".join((one.description or "").split()) for one in parsed.params}
+        meanings |= {
+            one.arg_name: " ".join((one.description or "").split())
+            for one in parsed.params
+        }
     text = "\n\n".join(part for part in parts if part)
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     return list(merged.values()), "\n\n".join(paragraphs), meanings
@@ -123,15 +167,23 @@ def read_signature(verb: str) -> tuple[list[inspect.Parameter], str]:
     file = PACKAGE.joinpath(*HOME[verb].split(".")[1:]).with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     function = next(
-        node for node in reversed(tree.body) if isinstance(node, ast.FunctionDef) and node.name == verb
+        node
+        for node in reversed(tree.body)
+        if isinstance(node, ast.FunctionDef) and node.name == verb
     )
     arguments = function.args
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     required = [None] * (len(arguments.args) - len(arguments.defaults))
-    found = list(_parameters(arguments.args, [*required, *arguments.defaults], positional))
-    found += _parameters(arguments.kwonlyargs, arguments.kw_defaults, inspect.Parameter.KEYWORD_ONLY)
+    found = list(
+        _parameters(arguments.args, [*required, *arguments.defaults], positional)
+    )
+    found += _parameters(
+        arguments.kwonlyargs, arguments.kw_defaults, inspect.Parameter.KEYWORD_ONLY
+    )
     if arguments.kwarg:
-        found.append(inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
+        found.append(
+            inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD)
+        )
     return found, ast.get_docstring(function) or ""
 
 
@@ -139,11 +191,15 @@ def _parameters(
     arguments: list[ast.arg], defaults: list[ast.expr | None], kind: Any
 ) -> Iterator[inspect.Parameter]:
     for argument, default in zip(arguments, defaults, strict=True):
-        annotation = "" if argument.annotation is None else ast.unparse(argument.annotation)
+        annotation = (
+            "" if argument.annotation is None else ast.unparse(argument.annotation)
+        )
         value = inspect.Parameter.empty
         if default is not None:
             value = _literal(default)
-        yield inspect.Parameter(argument.arg, kind, default=value, annotation=annotation)
+        yield inspect.Parameter(
+            argument.arg, kind, default=value, annotation=annotation
+        )
 
 
 def _literal(default: ast.expr) -> Any:
@@ -172,7 +228,9 @@ def _in_options(text: str, names: Mapping[str, str]) -> str:
 
 
 def _is_positional(one: inspect.Parameter) -> bool:
-    return one.kind is not one.KEYWORD_ONLY and (one.default is one.empty or one.name in POSITIONAL)
+    return one.kind is not one.KEYWORD_ONLY and (
+        one.default is one.empty or one.name in POSITIONAL
+    )
 
 
 def _written(one: inspect.Parameter) -> str:
@@ -185,16 +243,23 @@ def _written(one: inspect.Parameter) -> str:
 def _parameter(one: inspect.Parameter, command: str, meaning: str) -> inspect.Parameter:
     """An argument as a parameter of cyclopts."""
     kind, option, default = _kind(str(one.annotation)), _written(one), one.default
-    options: dict[str, Any] = {"help": meaning, "show_default": kind is not bool and bool(default)}
+    options: dict[str, Any] = {
+        "help": meaning,
+        "show_default": kind is not bool and bool(default),
+    }
     if one.default is False or kind == list[str]:
         options["negative"] = ()
     if kinds := COMPLETED.get(command if one.name == "name" else one.name):
         options["completer"] = partial(_complete, kinds)
     if not _is_positional(one):
         options["name"] = NAMES.get(one.name, option)
-        options["group"] = GROUPS[0] if one.name in USUAL or default is one.empty else GROUPS[1]
+        options["group"] = (
+            GROUPS[0] if one.name in USUAL or default is one.empty else GROUPS[1]
+        )
     if kind is not bool:
-        options["metavar"] = PLACEHOLDERS.get(one.name, "N" if kind is int else option.split("-")[-1].upper())
+        options["metavar"] = PLACEHOLDERS.get(
+            one.name, "N" if kind is int else option.split("-")[-1].upper()
+        )
     if isinstance(default, tuple):
         if default:
             options["show_default"] = lambda _: ",".join(one.default)
@@ -202,7 +267,9 @@ def _parameter(one: inspect.Parameter, command: str, meaning: str) -> inspect.Pa
     return one.replace(
         kind=one.POSITIONAL_ONLY if _is_positional(one) else one.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind | None if default is None else kind, Parameter(**options)],
+        annotation=Annotated[
+            kind | None if default is None else kind, Parameter(**options)
+        ],
     )
 
 
@@ -232,7 +299,9 @@ def _complete(kinds: tuple[str, ...], context: Any) -> list[str]:
 def _classes(package: str) -> Iterator[str]:
     """The names of a registry, read from its files."""
     for file in sorted((PACKAGE / package).glob("*.py")):
-        yield from re.findall(r'^    name = "([\w-]+)"$', file.read_text("utf-8"), re.MULTILINE)
+        yield from re.findall(
+            r'^    name = "([\w-]+)"$', file.read_text("utf-8"), re.MULTILINE
+        )
 
 
 REGISTRIES = ("scaling", "attention", "encodings")

@@ -30,7 +30,9 @@ def describe_method(method: Any) -> dict[str, Any]:
         "paper": method.paper,
         "saved_as": method.saved_as,
         "length_dependent": method.length_dependent,
-        "parameters": _defaults(method) if isinstance(method, type) else method.parameters(),
+        "parameters": _defaults(method)
+        if isinstance(method, type)
+        else method.parameters(),
         "help": inspect.getdoc(method),
     }
 
@@ -48,7 +50,10 @@ def describe_encoding(kind: Any) -> dict[str, Any]:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    return {key: REQUIRED if default is ... else default for key, default in kind.defaults().items()}
+    return {
+        key: REQUIRED if default is ... else default
+        for key, default in kind.defaults().items()
+    }
 
 
 @command(
@@ -86,7 +91,10 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
         for number, (kind, head) in enumerate(HEADS.items()):
             print("\n" * number, end="")
             of_kind = [one for one in chosen if one["kind"] == kind]
-            rows = [(one["method"], one["formula"], one["paper"], one["saved_as"]) for one in of_kind]
+            rows = [
+                (one["method"], one["formula"], one["paper"], one["saved_as"])
+                for one in of_kind
+            ]
             print_table((kind, head, "source", "saved as"), rows)
     else:
         (one,) = chosen
@@ -118,7 +126,11 @@ def _shown(default: Any, kind: str) -> str:
         return "VALUE (required)"
     if isinstance(default, list | tuple):
         return ",".join(map(str, default))
-    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
+    return (
+        str(default).lower()
+        if default is None or isinstance(default, bool)
+        else str(default)
+    )
 
 
 @command(
@@ -136,19 +148,27 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
     from ropepatch.encodings import ENCODINGS
     from ropepatch.files import json_text
 
-    chosen = [describe_encoding(kind) for kind in ([ENCODINGS.find(name)] if name else ENCODINGS.values())]
+    chosen = [
+        describe_encoding(kind)
+        for kind in ([ENCODINGS.find(name)] if name else ENCODINGS.values())
+    ]
     if as_json:
         print(json_text(chosen))
     elif name:
         one = chosen[0]
-        print_text(f"{one['encoding']} ({one['paper']}): {one['formula']}\n\n{paragraphs(one['help'])}")
+        print_text(
+            f"{one['encoding']} ({one['paper']}): {one['formula']}\n\n{paragraphs(one['help'])}"
+        )
         settings = "".join(
             f", {parameter}={'...' if default == REQUIRED else repr(default)}"
             for parameter, default in one["parameters"].items()
         )
         print(f"\nropepatch.swap(model, {one['encoding']!r}{settings})")
     else:
-        rows = [(one["encoding"], one["family"], one["formula"], one["paper"]) for one in chosen]
+        rows = [
+            (one["encoding"], one["family"], one["formula"], one["paper"])
+            for one in chosen
+        ]
         print_table(("encoding", "family", "scores", "source"), rows)
 
 
@@ -167,7 +187,14 @@ def recipes(name: str | None = None, *, as_json: bool = False) -> None:
     """
     from ropepatch.settings import RECIPES
 
-    _list(name, RECIPES, "recipe", "trains", as_json, lambda name: ropepatch.read_recipe(name))
+    _list(
+        name,
+        RECIPES,
+        "recipe",
+        "trains",
+        as_json,
+        lambda name: ropepatch.read_recipe(name),
+    )
 
 
 @command(
@@ -194,26 +221,42 @@ def suites(name: str | None = None, *, as_json: bool = False) -> None:
 
 
 def _list(
-    name: str | None, folder: str, what: str, does: str, as_json: bool, read: Callable[[str], object]
+    name: str | None,
+    folder: str,
+    what: str,
+    does: str,
+    as_json: bool,
+    read: Callable[[str], object],
 ) -> None:
     """Print a bundled YAML file, or a table of all with the first sentence of each."""
     from ropepatch.files import json_text
     from ropepatch.settings import find_shipped, read_yaml, shipped_names
 
     files = {
-        known: find_shipped(known, folder, what) for known in ([name] if name else shipped_names(folder))
+        known: find_shipped(known, folder, what)
+        for known in ([name] if name else shipped_names(folder))
     }
     if name and name not in shipped_names(folder):
         read(name)
     if as_json:
-        print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
+        print(
+            json_text(
+                [{what: known} | read_yaml(file, what) for known, file in files.items()]
+            )
+        )
     elif name:
         file = files[name]
         schema = f"$schema={what}.schema.json"  # which is not next to a copy
         text = file.read_text(encoding="utf-8")
-        print(text.replace(schema, f"$schema={file.with_name(schema[8:]).resolve()}"), end="")
+        print(
+            text.replace(schema, f"$schema={file.with_name(schema[8:]).resolve()}"),
+            end="",
+        )
     else:
-        print_table((what, does), [(known, first_sentence(file)) for known, file in files.items()])
+        print_table(
+            (what, does),
+            [(known, first_sentence(file)) for known, file in files.items()],
+        )
 
 
 def first_sentence(file: Path) -> str:

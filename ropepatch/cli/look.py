@@ -48,7 +48,9 @@ def plan(
     """
     from ropepatch.verbs.inputs import parse_settings
 
-    planned = ropepatch.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
+    planned = ropepatch.plan(
+        model, to=to, method=method, **asked, **parse_settings(method, settings or ())
+    )
     if engine is not None:
         from ropepatch.extension.serving import serving
 
@@ -82,16 +84,23 @@ def doctor(
     from ropepatch.doctor import repair
 
     with bar(WEIGHTS) as read:
-        diagnosis = left = ropepatch.diagnose(model, revision, measure=measure, progress=read)
+        diagnosis = left = ropepatch.diagnose(
+            model, revision, measure=measure, progress=read
+        )
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
     if fix is not None and fixable and diagnosis.folder:
-        with bar("copying") as copied, arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})):
+        with (
+            bar("copying") as copied,
+            arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})),
+        ):
             folder = repair(diagnosis, fix, progress=copied)
         left = ropepatch.diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
         say_on_stderr(f"fixed in {folder}: {codes}")
-        folders = [path.name for path in sorted(diagnosis.folder.iterdir()) if path.is_dir()]
+        folders = [
+            path.name for path in sorted(diagnosis.folder.iterdir()) if path.is_dir()
+        ]
         if shown := [name for name in folders if not name.startswith(".")]:
             say_on_stderr(
                 f"not copied, because they describe the checkpoint before the repair: {', '.join(shown)}"
@@ -110,7 +119,9 @@ def doctor(
   ropepatch probe http://localhost:8080 ./llama-2-7b-yarn-32k --json""",
     "probe",
 )
-def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
+def probe(
+    server: str, *, quiet: bool = False, as_json: bool = False, **asked: Any
+) -> int:
     """Exit 0 if it does, 1 if not, 2 if unknown."""
     from ropepatch.probing.judging import UNDECIDED
 
@@ -130,7 +141,11 @@ def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: A
     "explore",
 )
 def explore(
-    model: str | None = None, *, out: str = "explorer.html", show: bool = False, **asked: Any
+    model: str | None = None,
+    *,
+    out: str = "explorer.html",
+    show: bool = False,
+    **asked: Any,
 ) -> None:
     """The page also contains models of current families.
 

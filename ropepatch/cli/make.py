@@ -47,7 +47,11 @@ def extend(
 
     parameters = parse_settings(method, settings or ())
     how = feedback(quiet) | {"command": command_line()}
-    _show(ropepatch.extend(model, method=method, **asked, **parameters, **how), quiet, as_json)
+    _show(
+        ropepatch.extend(model, method=method, **asked, **parameters, **how),
+        quiet,
+        as_json,
+    )
 
 
 @command(
@@ -59,7 +63,9 @@ def extend(
   ropepatch train meta-llama/Llama-2-7b-hf --recipe llama2-7b-yarn-32k""",
     "train",
 )
-def train(model: str, *, recipe: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
+def train(
+    model: str, *, recipe: str, quiet: bool = False, as_json: bool = False, **asked: Any
+) -> int:
     """Exit 1 if the short-context check fails; the checkpoint is written all the same."""
     how = feedback(quiet) | {"command": command_line()}
     trained = ropepatch.train(model, recipe=recipe, **asked, **how)
@@ -136,10 +142,14 @@ def export(
     from ropepatch.verbs.inputs import default_folder
 
     if not fold_attention:
-        raise RopepatchError("nothing to write", hint=f"add {argument('fold_attention')}")
+        raise RopepatchError(
+            "nothing to write", hint=f"add {argument('fold_attention')}"
+        )
     place = out or default_folder(model, "folded")
     with bar(WEIGHTS) as progress:
-        folder = ropepatch.fold_attention(model, place, revision=revision, progress=progress)
+        folder = ropepatch.fold_attention(
+            model, place, revision=revision, progress=progress
+        )
     record = records.read(folder)
     if as_json:
         print(json_text(record.to_dict()))

@@ -58,9 +58,13 @@ def evaluate(
         name, *others = listed(asked.get("methods", "yarn"))
         if others:
             hint = "run one command for each method"
-            raise RopepatchError(f"{argument('settings')} needs exactly one method", hint=hint)
+            raise RopepatchError(
+                f"{argument('settings')} needs exactly one method", hint=hint
+            )
         asked["methods"] = [{"name": name} | parse_settings(name, settings)]
-    results = ropepatch.evaluate(model, **asked, command=command_line(), **feedback(quiet))
+    results = ropepatch.evaluate(
+        model, **asked, command=command_line(), **feedback(quiet)
+    )
     if is_first() and as_json:
         print(results.to_json())
     elif is_first():
@@ -79,11 +83,15 @@ def evaluate(
   ropepatch compare ./llama-2-7b --to 32k --text books/ --report report.html""",
     "compare",
 )
-def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> None:
+def compare(
+    model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any
+) -> None:
     """`as_json` also prints the whole rule."""
     from ropepatch.report import print_ranking
 
-    choice = ropepatch.compare(model, to=to, **asked, command=command_line(), **feedback(quiet))
+    choice = ropepatch.compare(
+        model, to=to, **asked, command=command_line(), **feedback(quiet)
+    )
     if not is_first():
         return
     if as_json:
@@ -97,7 +105,9 @@ def _command(model: str, to: str, method: str, asked: dict[str, Any]) -> str:
     """The command that writes the recommended checkpoint."""
     given = {key: asked[key] for key in ("original", "revision") if asked.get(key)}
     options = [word for key, value in given.items() for word in (f"--{key}", value)]
-    return shlex.join(["ropepatch", "extend", model, "--to", to, "--method", method, *options])
+    return shlex.join(
+        ["ropepatch", "extend", model, "--to", to, "--method", method, *options]
+    )
 
 
 @command(
@@ -131,7 +141,11 @@ def plot(
             else f"{argument('to')} needs exactly one model, got {len(results)} names",
             hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
         )
-    drawn = _of_results(results) if to is None else _of_methods(results[0], to, methods or ["yarn"])
+    drawn = (
+        _of_results(results)
+        if to is None
+        else _of_methods(results[0], to, methods or ["yarn"])
+    )
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)
@@ -156,7 +170,13 @@ def _of_results(names: list[str]) -> dict[str, Figure]:
     measured = [result for name in names for result in ropepatch.read_results(name)]
     try:
         return figures(measured)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise RopepatchError(
             f"these results cannot be drawn: {type(error).__name__}: {error}",
             hint="a file was changed by hand or written by another version: measure again",
@@ -169,7 +189,9 @@ def _of_results(names: list[str]) -> dict[str, Figure]:
   ropepatch demo
   ropepatch demo --out ./demo""",
 )
-def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = False) -> None:
+def demo(
+    *, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = False
+) -> None:
     """Extend the bundled model from 256 to 2048 tokens with YaRN, and measure it before and after.
 
     Takes about a minute on two CPU cores, without network or training. The folder gets the checkpoint, a
@@ -202,11 +224,15 @@ def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
 
     def rows(measure: str, length: int) -> Iterator[Row]:
         for label in labels:
-            found = (one.row(measure, length=length) for one in results if one.label == label)
+            found = (
+                one.row(measure, length=length) for one in results if one.label == label
+            )
             yield next(filter(None, found))
 
     def passkeys(length: int, of: str) -> list[str]:
-        return [f"{row.mean.value * row.n:.0f}{of}{row.n}" for row in rows("found", length)]
+        return [
+            f"{row.mean.value * row.n:.0f}{of}{row.n}" for row in rows("found", length)
+        ]
 
     yield extension.outcome()
     yield f"\n{'':<37}{'before':>8}{'after':>8}"

@@ -21,7 +21,11 @@ def command_line() -> str:
 
 def feedback(quiet: bool) -> dict[str, Any]:
     """The progress arguments of a command for the public functions."""
-    return {"say": warn_on_stderr, "progress": no_bar} if quiet else {"say": say_on_stderr, "progress": bar}
+    return (
+        {"say": warn_on_stderr, "progress": no_bar}
+        if quiet
+        else {"say": say_on_stderr, "progress": bar}
+    )
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -31,10 +35,19 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from ropepatch.columns import PLAIN, columns
 
     console, rows = Console(**PLAIN), list(rows)
-    words = [max(map(len, " ".join(column).split())) for column in zip(headers, *rows, strict=True)]
+    words = [
+        max(map(len, " ".join(column).split()))
+        for column in zip(headers, *rows, strict=True)
+    ]
     fits = sum(words) + 2 * len(words) <= console.width
-    named = [column for column in range(len(headers)) if fits and not any(" " in row[column] for row in rows)]
-    console.print(columns(rows, headers, whole=[0, *named]))  # users copy names and addresses
+    named = [
+        column
+        for column in range(len(headers))
+        if fits and not any(" " in row[column] for row in rows)
+    ]
+    console.print(
+        columns(rows, headers, whole=[0, *named])
+    )  # users copy names and addresses
 
 
 def print_text(text: str) -> None:
@@ -46,7 +59,9 @@ def print_text(text: str) -> None:
             continue
         margin, label = re.findall(r"^( *)(\S+ {2,})?", line)[0]
         indent = " " * (len(margin + label) + 4 * bool(margin and not label))
-        print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+        print(
+            textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
+        )
 
 
 def paragraphs(docstring: str) -> str:
@@ -55,7 +70,12 @@ def paragraphs(docstring: str) -> str:
     for line in docstring.splitlines():
         before = lines[-1] if lines else ""
         depth, above = (len(one) - len(one.lstrip()) for one in (line, before))
-        continues = line and before and not before.endswith(":") and (depth > above or depth == above == 0)
+        continues = (
+            line
+            and before
+            and not before.endswith(":")
+            and (depth > above or depth == above == 0)
+        )
         if continues:
             lines[-1] += f" {line.lstrip()}"
         else:

@@ -37,7 +37,9 @@ class Output:
                 raise
             except OSError as error:
                 self.failure = error
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # for what it still buffers
+                os.dup2(
+                    os.open(os.devnull, os.O_WRONLY), self._stream.fileno()
+                )  # for what it still buffers
         if self._instead is not None:
             self._instead.write(text)
         return len(text)
@@ -76,7 +78,9 @@ def safe_streams() -> Iterator[tuple[Output, Output]]:
     stdout = Output(sys.stdout, stderr)
     sys.stdout, sys.stderr = stdout, stderr
     logging.setLogRecordFactory(_PrintableRecord)
-    warnings.formatwarning = lambda *words, **more: _printable_lines(format_warning(*words, **more))
+    warnings.formatwarning = lambda *words, **more: _printable_lines(
+        format_warning(*words, **more)
+    )
     try:
         yield stdout, stderr
     finally:

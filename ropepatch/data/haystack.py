@@ -26,7 +26,9 @@ from ropepatch.settings import refuse_unknown, seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-INTRO = "Some sentences of this text are worth remembering. You will be asked about them."
+INTRO = (
+    "Some sentences of this text are worth remembering. You will be asked about them."
+)
 SENTENCE = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
 LONGEST = 600  # characters of a sentence of the user's text; a longer one is split
 CHARACTERS = 12  # of the user's text per token of a haystack, at most
@@ -34,8 +36,30 @@ CHARACTERS = 12  # of the user's text per token of a haystack, at most
 THINGS = tuple(
     f"the {quality} {thing}"
     for thing, quality in product(
-        ("kettle", "gate", "ferry", "lamp", "bridge", "ledger", "tower", "wagon", "clock", "barn"),
-        ("blue", "copper", "northern", "old", "glass", "iron", "silver", "garden", "paper", "oak"),
+        (
+            "kettle",
+            "gate",
+            "ferry",
+            "lamp",
+            "bridge",
+            "ledger",
+            "tower",
+            "wagon",
+            "clock",
+            "barn",
+        ),
+        (
+            "blue",
+            "copper",
+            "northern",
+            "old",
+            "glass",
+            "iron",
+            "silver",
+            "garden",
+            "paper",
+            "oak",
+        ),
     )
 )
 STEMS = (
@@ -93,12 +117,80 @@ STEMS = (
     "The magician's trunk was shipped as freight",
 )
 PEOPLE = (
-    *("Agnes", "Bruno", "Clara", "Doris", "Edgar", "Flora", "Greta", "Hugo", "Ivan", "Jonas"),
-    *("Karin", "Laura", "Martin", "Nora", "Oscar", "Paula", "Robert", "Simon", "Tessa", "Walter"),
-    *("Alice", "Anton", "Beate", "Boris", "Carla", "Conrad", "Daniel", "Diana", "Elena", "Esther", "Felix"),
-    *("Fiona", "Frank", "George", "Gloria", "Hannah", "Harold", "Henry", "Jacob", "Julia", "Kevin", "Linda"),
-    *("Lucas", "Ludwig", "Maria", "Marta", "Miriam", "Nathan", "Olivia", "Peter", "Petra", "Rachel"),
-    *("Ralph", "Sarah", "Sophie", "Stefan", "Theresa", "Thomas", "Ursula", "Victor", "Wanda", "William"),
+    *(
+        "Agnes",
+        "Bruno",
+        "Clara",
+        "Doris",
+        "Edgar",
+        "Flora",
+        "Greta",
+        "Hugo",
+        "Ivan",
+        "Jonas",
+    ),
+    *(
+        "Karin",
+        "Laura",
+        "Martin",
+        "Nora",
+        "Oscar",
+        "Paula",
+        "Robert",
+        "Simon",
+        "Tessa",
+        "Walter",
+    ),
+    *(
+        "Alice",
+        "Anton",
+        "Beate",
+        "Boris",
+        "Carla",
+        "Conrad",
+        "Daniel",
+        "Diana",
+        "Elena",
+        "Esther",
+        "Felix",
+    ),
+    *(
+        "Fiona",
+        "Frank",
+        "George",
+        "Gloria",
+        "Hannah",
+        "Harold",
+        "Henry",
+        "Jacob",
+        "Julia",
+        "Kevin",
+        "Linda",
+    ),
+    *(
+        "Lucas",
+        "Ludwig",
+        "Maria",
+        "Marta",
+        "Miriam",
+        "Nathan",
+        "Olivia",
+        "Peter",
+        "Petra",
+        "Rachel",
+    ),
+    *(
+        "Ralph",
+        "Sarah",
+        "Sophie",
+        "Stefan",
+        "Theresa",
+        "Thomas",
+        "Ursula",
+        "Victor",
+        "Wanda",
+        "William",
+    ),
     *("Yvonne", "Zelda"),
 )
 FACTS = (  # a sentence about a person, and a question it answers without sharing a word
@@ -109,7 +201,10 @@ FACTS = (  # a sentence about a person, and a question it answers without sharin
     ("{name} has never eaten meat or fish.", "Who is a vegetarian?"),
     ("{name} needs a white cane to cross the street.", "Who cannot see?"),
     ("{name} crossed the finish line before all other runners.", "Who won the race?"),
-    ("{name} spent last summer among the pyramids by the Nile.", "Who has been to Egypt?"),
+    (
+        "{name} spent last summer among the pyramids by the Nile.",
+        "Who has been to Egypt?",
+    ),
     ("{name} sings the lowest part in the choir.", "Whose voice is a bass?"),
     ("{name} buried a husband two winters ago.", "Who is a widow?"),
     ("{name} shoes every horse in the valley.", "Who is the blacksmith?"),
@@ -182,7 +277,9 @@ class Item(NamedTuple):
 class Kind(NamedTuple):
     """A kind of question."""
 
-    draw: Callable[[random.Random, int], list[Item]]  # returns distinct items, given their number
+    draw: Callable[
+        [random.Random, int], list[Item]
+    ]  # returns distinct items, given their number
     most: int  # the largest number of items
     title: str  # what the answer is
 
@@ -201,8 +298,15 @@ def _passkey(draw: random.Random, count: int) -> list[Item]:
 
 def _named(draw: random.Random, count: int) -> list[Item]:
     return [
-        Item((f"The number of {thing} is {key}.",), f"What is the number of {thing}?", stem, key)
-        for thing, key in zip(draw.sample(THINGS, count), _numbers(draw, count), strict=True)
+        Item(
+            (f"The number of {thing} is {key}.",),
+            f"What is the number of {thing}?",
+            stem,
+            key,
+        )
+        for thing, key in zip(
+            draw.sample(THINGS, count), _numbers(draw, count), strict=True
+        )
         for stem in (f"The number of {thing} is",)
     ]
 
@@ -210,7 +314,9 @@ def _named(draw: random.Random, count: int) -> list[Item]:
 def _sentence(draw: random.Random, count: int) -> list[Item]:
     return [
         Item((f"{stem} {key}.",), "One of these sentences again.", stem, key)
-        for stem, key in zip(draw.sample(STEMS, count), _numbers(draw, count), strict=True)
+        for stem, key in zip(
+            draw.sample(STEMS, count), _numbers(draw, count), strict=True
+        )
     ]
 
 
@@ -223,13 +329,20 @@ def _chain(draw: random.Random, count: int) -> list[Item]:
             f"The code for {other} is",
             key,
         )
-        for one, other, key in zip(things[::2], things[1::2], _numbers(draw, count), strict=True)
+        for one, other, key in zip(
+            things[::2], things[1::2], _numbers(draw, count), strict=True
+        )
     ]
 
 
 def _fact(draw: random.Random, count: int) -> list[Item]:
     return [
-        Item((sentence.replace("{name}", name),), question, "The name of this person is", name)
+        Item(
+            (sentence.replace("{name}", name),),
+            question,
+            "The name of this person is",
+            name,
+        )
         for (sentence, question), name in zip(
             draw.sample(FACTS, count), draw.sample(PEOPLE, count), strict=True
         )
@@ -240,8 +353,16 @@ KINDS: Mapping[str, Kind] = {
     "passkey": Kind(_passkey, 1, "the one number of the text"),
     "number": Kind(_named, len(THINGS), "a number by the name of a thing"),
     "sentence": Kind(_sentence, len(STEMS), "a number by the sentence that it ends"),
-    "chain": Kind(_chain, len(THINGS) // 2, "a number by two sentences, the second of which names the first"),
-    "fact": Kind(_fact, len(FACTS), "a person, by a question that shares no word with the sentence"),
+    "chain": Kind(
+        _chain,
+        len(THINGS) // 2,
+        "a number by two sentences, the second of which names the first",
+    ),
+    "fact": Kind(
+        _fact,
+        len(FACTS),
+        "a person, by a question that shares no word with the sentence",
+    ),
 }
 
 
@@ -299,17 +420,26 @@ class Haystacks:
     def __post_init__(self) -> None:
         refuse_unknown(self.kinds, KINDS, "kind")
         lengths = sorted(set(self.lengths))
-        if not lengths or lengths[0] < 1 or self.count < 1 or self.keys < 1 or not self.kinds:
+        if (
+            not lengths
+            or lengths[0] < 1
+            or self.count < 1
+            or self.keys < 1
+            or not self.kinds
+        ):
             raise RopepatchError(
                 "need at least one length, haystack, key and kind, each at least 1, got "
                 f"lengths {lengths}, haystacks {self.count}, keys {self.keys}, kinds {list(self.kinds)}",
                 hint="e.g. lengths=[4096, 8192], haystacks=10, keys=8",
             )
         if isinstance(self.texts, str):
-            raise RopepatchError("texts is one text, expected a list of texts", hint="pass [text]")
+            raise RopepatchError(
+                "texts is one text, expected a list of texts", hint="pass [text]"
+            )
         if self.texts is not None and not any(text.strip() for text in self.texts):
             raise RopepatchError(
-                "the texts hold no text", hint="give some, or drop texts to use the built-in filler"
+                "the texts hold no text",
+                hint="give some, or drop texts to use the built-in filler",
             )
         object.__setattr__(self, "lengths", lengths)
         for kind in self.kinds:
@@ -345,7 +475,9 @@ class Haystacks:
                 reasons[kind] = error
         if not kinds:
             raise reasons[DEFAULT[0]]
-        return cls(**settings, kinds=tuple(kinds)), {kind: str(error) for kind, error in reasons.items()}
+        return cls(**settings, kinds=tuple(kinds)), {
+            kind: str(error) for kind, error in reasons.items()
+        }
 
     @property
     def new(self) -> list[int]:
@@ -353,7 +485,10 @@ class Haystacks:
         if self.keys == 1:
             return [1]
         shorter = [0, *self.lengths]
-        shares = [1 - before / length for before, length in zip(shorter, self.lengths, strict=False)]
+        shares = [
+            1 - before / length
+            for before, length in zip(shorter, self.lengths, strict=False)
+        ]
         return [max(1, round(self.keys * share)) for share in shares]
 
     def make(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[Haystack]:
@@ -363,7 +498,9 @@ class Haystacks:
         there are `count` for every length.
         """
         writer = Writer(tokenizer)
-        plans = [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
+        plans = (
+            [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
+        )
         for plan in plans:
             for index in range(self.count):
                 yield plan.haystack(index, writer)
@@ -376,7 +513,9 @@ class Haystacks:
         """Return the same settings with other lengths."""
         return replace(self, lengths=lengths)
 
-    def feasible(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], RopepatchError | None]:
+    def feasible(
+        self, tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[int], RopepatchError | None]:
         """Return the lengths with room in every haystack, and the error for the longest of the others."""
         reason = None
         for number in range(len(self.lengths)):
@@ -409,10 +548,14 @@ class Writer:
         """Return the tokens of texts that follow other text."""
         unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
         for text, ids in zip(
-            unknown, encode(self._tokenizer, [self.ANCHOR + text for text in unknown]), strict=True
+            unknown,
+            encode(self._tokenizer, [self.ANCHOR + text for text in unknown]),
+            strict=True,
         ):
             if ids[: len(self._anchor)] != self._anchor:
-                raise RopepatchError(f"the tokenizer joins {text[:40]!r} to the text before it")
+                raise RopepatchError(
+                    f"the tokenizer joins {text[:40]!r} to the text before it"
+                )
             self._known[text] = ids[len(self._anchor) :]
         return [self._known[text] for text in texts]
 
@@ -426,7 +569,10 @@ class Writer:
             )
         tokens = whole[len(question) :]
         written = str(self._tokenizer.decode(tokens)).replace(" ", "")
-        if self._tokenizer.unk_token_id in whole or written.casefold() != answer.casefold():
+        if (
+            self._tokenizer.unk_token_id in whole
+            or written.casefold() != answer.casefold()
+        ):
             raise RopepatchError(
                 f"the tokenizer cannot write a question of the kind {kind}, or its answer {answer!r}",
                 hint="choose another kind",
@@ -452,7 +598,9 @@ class _Page:
 
     def __init__(self, plan: Haystacks, writer: Writer, index: int) -> None:
         self._plan, self._writer, self._index = plan, writer, index
-        self._draw = random.Random(seed_of("haystack", plan.seed, plan.lengths[-1], index))
+        self._draw = random.Random(
+            seed_of("haystack", plan.seed, plan.lengths[-1], index)
+        )
         self._ids: list[int] = []
 
     @property
@@ -460,7 +608,9 @@ class _Page:
         plan, writer = self._plan, self._writer
         keys = self._keys()
         before = plan.chat[0]
-        self._ids = writer.begin(before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO))
+        self._ids = writer.begin(
+            before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO)
+        )
         room = max(len(key.question) + len(key.answer) for key in keys)
         stops = {length: length - room for length in plan.lengths}
         text = self._sentences(plan.texts or [])
@@ -474,32 +624,45 @@ class _Page:
         """Spread the keys of each kind evenly over each stretch, or a single key over all haystacks."""
         plan, between = self._plan, self._plan.chat[1]
         single = plan.keys == 1
-        places: dict[str, list[tuple[int, tuple[float, float]]]] = {kind: [] for kind in plan.kinds}
+        places: dict[str, list[tuple[int, tuple[float, float]]]] = {
+            kind: [] for kind in plan.kinds
+        }
         for of_kind in places.values():
             for stretch, new in enumerate(plan.new):
                 for number in range(new):
-                    first, parts = (self._index, plan.count) if single else (number, new)
+                    first, parts = (
+                        (self._index, plan.count) if single else (number, new)
+                    )
                     depths = (first + self._draw.random()) / parts, self._draw.random()
                     of_kind.append((stretch, depths))
-        items = {kind: KINDS[kind].draw(self._draw, len(of_kind)) for kind, of_kind in places.items()}
+        items = {
+            kind: KINDS[kind].draw(self._draw, len(of_kind))
+            for kind, of_kind in places.items()
+        }
         return [
             _Key(
                 kind,
                 *place,
                 item,
-                *self._writer.ask(kind, f" {item.question}{between}{item.stem}", item.answer),
+                *self._writer.ask(
+                    kind, f" {item.question}{between}{item.stem}", item.answer
+                ),
             )
             for kind, of_kind in places.items()
             for place, item in zip(of_kind, items[kind], strict=True)
         ]
 
-    def _fill(self, length: int, stop: int, keys: Sequence[_Key], filler: Iterator[list[int]]) -> None:
+    def _fill(
+        self, length: int, stop: int, keys: Sequence[_Key], filler: Iterator[list[int]]
+    ) -> None:
         """Append needles and filler up to a stop, where a sentence ends.
 
         The first filler sentences lose their beginning. The built-in filler is taken in reverse order.
         """
         pairs = (
-            (d, key, text) for key in keys for d, text in zip(key.depths, key.item.needles, strict=False)
+            (d, key, text)
+            for key in keys
+            for d, text in zip(key.depths, key.item.needles, strict=False)
         )
         needles = sorted(pairs, key=lambda needle: needle[0])
         written = self._writer.follow([f" {text}" for _, _, text in needles])
@@ -514,11 +677,15 @@ class _Page:
         while surplus < 0:
             fill.append(next(filler))
             surplus += len(fill[-1])
-        if self._plan.texts is None:  # so that its last sentence precedes every question
+        if (
+            self._plan.texts is None
+        ):  # so that its last sentence precedes every question
             fill.reverse()
         waiting = list(zip(needles, written, strict=True))
         for number, sentence in enumerate([*fill, []]):
-            while waiting and (round(waiting[0][0][0] * len(fill)) <= number or number == len(fill)):
+            while waiting and (
+                round(waiting[0][0][0] * len(fill)) <= number or number == len(fill)
+            ):
                 (_, key, _), tokens = waiting.pop(0)
                 self._ids += tokens
                 key.end = len(self._ids)
@@ -529,19 +696,29 @@ class _Page:
     def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:
         """Return the questions by length: `keys` of each kind, at even depths."""
         questions = {
-            key: Question(key.kind, torch.tensor(key.question), torch.tensor(key.answer), key.end)
+            key: Question(
+                key.kind, torch.tensor(key.question), torch.tensor(key.answer), key.end
+            )
             for key in keys
         }
         asked: dict[int, Sequence[Question]] = {}
         before: dict[str, list[Question]] = {kind: [] for kind in self._plan.kinds}
         for stretch, length in enumerate(self._plan.lengths):
             for kind, old in before.items():
-                new = [q for key, q in questions.items() if (key.kind, key.stretch) == (kind, stretch)]
+                new = [
+                    q
+                    for key, q in questions.items()
+                    if (key.kind, key.stretch) == (kind, stretch)
+                ]
                 wanted = min(len(old), self._plan.keys - len(new))
                 shift = self._draw.random()  # so that many haystacks cover every depth
-                kept = [old[int((at + shift) * len(old) / wanted)] for at in range(wanted)]
+                kept = [
+                    old[int((at + shift) * len(old) / wanted)] for at in range(wanted)
+                ]
                 before[kind] = sorted(kept + new, key=lambda question: question.end)
-            asked[length] = [question for of_kind in before.values() for question in of_kind]
+            asked[length] = [
+                question for of_kind in before.values() for question in of_kind
+            ]
         return asked
 
     def _sentences(self, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -558,4 +735,6 @@ def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a text, each on one line, very long ones in pieces."""
     for sentence in SENTENCE.split(text):
         line = " ".join(sentence.split())
-        yield from (line[at : at + LONGEST].strip() for at in range(0, len(line), LONGEST))
+        yield from (
+            line[at : at + LONGEST].strip() for at in range(0, len(line), LONGEST)
+        )

@@ -72,7 +72,9 @@ class PoSE(PositionSampling):
 
 def _by_name(content: Any) -> Any:
     named = {"name": content} if isinstance(content, str) else content
-    if isinstance(named, dict) and named.get("name") not in [*POSITIONS]:  # a name may be of any type
+    if isinstance(named, dict) and named.get("name") not in [
+        *POSITIONS
+    ]:  # a name may be of any type
         raise ValueError(f"Input should be one of {', '.join(POSITIONS)}")
     return named
 
@@ -80,7 +82,9 @@ def _by_name(content: Any) -> Any:
 Sampling = Annotated[TrueLength | PoSE, Field(discriminator="name")]
 Positions = Annotated[
     Sampling,
-    BeforeValidator(_by_name, json_schema_input_type=Literal["true-length", "pose"] | Sampling),
+    BeforeValidator(
+        _by_name, json_schema_input_type=Literal["true-length", "pose"] | Sampling
+    ),
 ]
 POSITIONS: dict[str, type[PositionSampling]] = {"true-length": TrueLength, "pose": PoSE}
 

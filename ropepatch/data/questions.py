@@ -18,7 +18,11 @@ from ropepatch.settings import seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TAUGHT = ("passkey", "number", "sentence")  # kinds of questions for training; others only for evaluation
+TAUGHT = (
+    "passkey",
+    "number",
+    "sentence",
+)  # kinds of questions for training; others only for evaluation
 ANSWERS = 0.5  # weight of an answer's mean loss, relative to that of its sequence
 KEYS = 4  # per sequence, with a question on one of them; a passkey is the only key
 ROUND = 64  # sequences whose questions are spread evenly over the depth
@@ -70,5 +74,7 @@ class Questions:
         before = haystack.ids[: haystack.stops[length]]
         ids = torch.cat([before, question.ids, question.answer, haystack.ids])[:length]
         answers, begin = torch.zeros(length), len(before) + len(question.ids)
-        answers[begin : begin + len(question.answer)] = ANSWERS * length / len(question.answer)
+        answers[begin : begin + len(question.answer)] = (
+            ANSWERS * length / len(question.answer)
+        )
         return QuestionRow(ids, answers)

@@ -26,7 +26,9 @@ TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 OBJECTS, TABLES = (".jsonl", ".json"), (".parquet", ".arrow", ".csv", ".tsv")
 LINES, LONG_LINES = 128, 16  # of a text, and of JSON, which memory holds at a time
-DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
+DATASET_ID = re.compile(
+    rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII
+)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
 MAX_DOCUMENT = 2**30  # characters
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
@@ -40,7 +42,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # only JSON can hold one
 Document = str | list[int]
 
 
-def stream_documents(source: str | Path, *, field: str = "text", split: str = "test") -> Iterator[Document]:
+def stream_documents(
+    source: str | Path, *, field: str = "text", split: str = "test"
+) -> Iterator[Document]:
     """Stream the documents of a source, texts or token ids.
 
     A source is one of these; local paths take precedence over ids on the Hub:
@@ -73,7 +77,9 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
 def local_files(source: str | Path) -> list[Path] | None:
     """Return the files that `stream_documents` reads for a source; None for a dataset id on the Hub."""
     check_name(source)
-    with _explaining(f"look for {str(source)!r}", EXPECTED):  # too long a name, NUL, ~ of an unknown user
+    with _explaining(
+        f"look for {str(source)!r}", EXPECTED
+    ):  # too long a name, NUL, ~ of an unknown user
         path = _local(source)
         if path is None:
             return None
@@ -111,26 +117,36 @@ def _local(source: str | Path) -> Path | None:
 
 
 def _is_saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    return any(
+        (folder / name).is_file() for name in ("state.json", "dataset_dict.json")
+    )
 
 
 def _files_in(folder: Path) -> list[Path]:
     patterns = ["*.arrow", "*.json"] if _is_saved(folder) else IN_FOLDERS
-    files = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
+    files = {
+        path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()
+    }
     if not files:
-        raise RopepatchError(f"no text in {folder}: it has no *.txt or *.jsonl file", hint=EXPECTED)
+        raise RopepatchError(
+            f"no text in {folder}: it has no *.txt or *.jsonl file", hint=EXPECTED
+        )
     return sorted(files)
 
 
 def _read_file(file: Path, field: str) -> Iterator[Document]:
     suffix = Path(file.name.removesuffix(".gz")).suffix
     if suffix in TABLES:
-        with _explaining(f"read {file}", f"it must be a {suffix} file that datasets can read"):
+        with _explaining(
+            f"read {file}", f"it must be a {suffix} file that datasets can read"
+        ):
             yield from _read_rows(_streamed(file, suffix), field, str(file))
         return
     hint = f"copy it again; if it is not UTF-8, convert it, e.g. iconv -f latin1 -t utf-8 {file.name}"
     with _explaining(f"read {file}", hint):
-        yield from _read_objects(file, field) if suffix in OBJECTS else _read_texts(file)
+        yield from (
+            _read_objects(file, field) if suffix in OBJECTS else _read_texts(file)
+        )
 
 
 def _streamed(file: Path, suffix: str) -> Any:
@@ -142,9 +158,13 @@ def _streamed(file: Path, suffix: str) -> Any:
 
     path = str(file.absolute())
     if "::" in path:  # to fsspec a chain of file systems
-        raise RopepatchError(f"datasets cannot read {file}: its path contains ::", hint="rename it")
+        raise RopepatchError(
+            f"datasets cannot read {file}: its path contains ::", hint="rename it"
+        )
     files = {"data_files": {"train": [glob.escape(path)]}}
-    with TemporaryDirectory() as cache:  # it puts a lock there, and the home may be read-only
+    with (
+        TemporaryDirectory() as cache
+    ):  # it puts a lock there, and the home may be read-only
         match suffix:
             case ".parquet":
                 builder = Parquet(cache, **files)
@@ -198,7 +218,8 @@ def _read_objects(file: Path, field: str) -> Iterator[Document]:
             ) from error
         if not isinstance(row, dict):
             raise RopepatchError(
-                f"{line_name} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
+                f"{line_name} must be a JSON object, got {reprlib.repr(row)}",
+                hint='such as {"text": "..."}',
             )
         yield _document(row, field, line_name)
 
@@ -207,7 +228,8 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
     name = field if field in row else TOKEN_IDS
     if name not in row:
         raise RopepatchError(
-            f"{row_name} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
+            f"{row_name} has no field {field!r}, nor {TOKEN_IDS}",
+            hint=f"it has {reprlib.repr(list(row))}",
         )
     value = row[name]
     if isinstance(value, str) and SURROGATE.search(value):
@@ -215,7 +237,9 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
             f"{row_name}: the text contains half of a surrogate pair, which is no character",
             hint="write the file again as valid Unicode",
         )
-    if isinstance(value, str) or (isinstance(value, list) and ids_of(value) is not None):
+    if isinstance(value, str) or (
+        isinstance(value, list) and ids_of(value) is not None
+    ):
         return value
     raise RopepatchError(
         f"{row_name}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
@@ -225,14 +249,20 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
 
 def ids_of(document: Any) -> Tensor | None:
     """Return the token ids [T] of a document, int64 on the CPU; None if it is not a list of token ids."""
-    if isinstance(document, Sequence) and any(isinstance(token, bool) for token in document):
+    if isinstance(document, Sequence) and any(
+        isinstance(token, bool) for token in document
+    ):
         return None
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         ids = torch.as_tensor(document).cpu()
-        whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        whole = not (
+            ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool
+        )
         if ids.ndim == 1 and (whole or not len(ids)):
             ids = ids.long()
-            return ids if not len(ids) or (ids.min() >= 0 and ids.max() < 2**31) else None
+            return (
+                ids if not len(ids) or (ids.min() >= 0 and ids.max() < 2**31) else None
+            )
     return None
 
 
@@ -243,12 +273,17 @@ def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
         dataset = load_from_disk(str(folder))
         if isinstance(dataset, DatasetDict):
             if split not in dataset:
-                raise RopepatchError(f"{folder} has no split {split!r}", hint=f"it has {', '.join(dataset)}")
+                raise RopepatchError(
+                    f"{folder} has no split {split!r}",
+                    hint=f"it has {', '.join(dataset)}",
+                )
             dataset = dataset[split]
         yield from _read_rows(dataset.with_format(None), field, str(folder))
 
 
-def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Document]:
+def _read_hub(
+    name: str, config: str | None, field: str, split: str
+) -> Iterator[Document]:
     from datasets import load_dataset
 
     with _explaining(f"read {name} from the Hub", OF_THE_HUB):

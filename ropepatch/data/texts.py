@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 CHARACTERS = 2**20  # of texts per call of the tokenizer, which splits them in parallel
 PIECE = 2**18  # characters of a long text per call; each takes some hundred bytes
-LINE, WORD = re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # where to cut a long text
+LINE, WORD = (
+    re.compile(r"(?<=\S\n)(?=\S)"),
+    re.compile(r"(?<=\S)(?= \S)"),
+)  # where to cut a long text
 ANCHOR = "\n"  # precedes a piece, and absorbs the space that some tokenizers insert before a text
 LONGEST_PATH = 4096
 
@@ -59,11 +62,15 @@ class Texts(Settings):
     weight: Amount = 1.0
 
 
-def stream_texts(source: str | Path, *, field: str = "text", split: str = "test") -> Iterator[str]:
+def stream_texts(
+    source: str | Path, *, field: str = "text", split: str = "test"
+) -> Iterator[str]:
     """Stream the texts of a source; see `stream_documents`."""
     for document in stream_documents(source, field=field, split=split):
         if not isinstance(document, str):
-            raise RopepatchError(f"{source} holds token ids, expected texts", hint="give a text file")
+            raise RopepatchError(
+                f"{source} holds token ids, expected texts", hint="give a text file"
+            )
         yield document
 
 
@@ -113,7 +120,13 @@ def first_documents(
             hint="give longer documents, or shorter lengths",
         )
     if count is not None:
-        logger.warning("only %d of %d documents have %d tokens, wanted %d", len(taken), read, length, count)
+        logger.warning(
+            "only %d of %d documents have %d tokens, wanted %d",
+            len(taken),
+            read,
+            length,
+            count,
+        )
     return taken
 
 
@@ -212,18 +225,30 @@ def tokenise(
     Texts are tokenised in parallel, in batches of ``characters`` characters.
     """
     if isinstance(documents, str):
-        raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
-    checked = (_checked(tokenizer, document, index) for index, document in enumerate(documents))
+        raise RopepatchError(
+            "documents must be a list of documents, got one text", hint="pass [text]"
+        )
+    checked = (
+        _checked(tokenizer, document, index) for index, document in enumerate(documents)
+    )
     prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
     while batch := take(checked, characters):
-        short = [document for document in batch if isinstance(document, str) and len(document) <= PIECE]
+        short = [
+            document
+            for document in batch
+            if isinstance(document, str) and len(document) <= PIECE
+        ]
         encoded = iter(encode(tokenizer, short))
         for document in batch:
             if isinstance(document, Tensor):
                 yield document
                 continue
             parts = [prefix]
-            for piece in [next(encoded)] if len(document) <= PIECE else _long(tokenizer, document):
+            for piece in (
+                [next(encoded)]
+                if len(document) <= PIECE
+                else _long(tokenizer, document)
+            ):
                 parts.append(torch.tensor(piece, dtype=torch.long))
                 if length is not None and sum(map(len, parts)) >= length:
                     break
@@ -239,7 +264,9 @@ def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]
     return taken
 
 
-def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, index: int) -> str | Tensor:
+def _checked(
+    tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, index: int
+) -> str | Tensor:
     """Return a text, or token ids [T], after checking it.
 
     The first document must not be a file name. Later ones are not checked: they may be lines of a text.
@@ -252,7 +279,10 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
             hint="drop empty texts; token ids must be a list of whole numbers from 0",
         )
     if tokenizer is None:
-        raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
+        raise RopepatchError(
+            "documents are text, but tokenizer is None",
+            hint="pass the model's tokenizer",
+        )
     if index == 0 and len(document) < LONGEST_PATH and "\n" not in document:
         with suppress(OSError, ValueError):  # too long for a name, or with a NUL
             if Path(document).is_file():
@@ -281,16 +311,21 @@ def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list
         begin = end
 
 
-def encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[list[int]]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase | None, texts: list[str]
+) -> list[list[int]]:
     """Return the token ids of each text, without special tokens; none without a tokenizer."""
     if tokenizer is None or not texts:
         return []
     try:  # verbose=False: no warning about texts longer than model_max_length
-        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        encoded = tokenizer(
+            texts, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
     except Exception as error:  # a custom tokenizer may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 300)
         raise RopepatchError(
-            f"the tokenizer cannot split a text: {reason}", hint="copy the tokenizer's files again"
+            f"the tokenizer cannot split a text: {reason}",
+            hint="copy the tokenizer's files again",
         ) from error
     return [list(ids) for ids in encoded["input_ids"]]
 
@@ -299,7 +334,11 @@ def _separator(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> int | Non
     """Return the token before each text of a stream."""
     if tokenizer is None or bos != "none":
         return first_token(tokenizer)
-    return None if tokenizer.eos_token_id == tokenizer.bos_token_id else tokenizer.eos_token_id
+    return (
+        None
+        if tokenizer.eos_token_id == tokenizer.bos_token_id
+        else tokenizer.eos_token_id
+    )
 
 
 def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
@@ -308,4 +347,6 @@ def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
 
 def _check_cut(length: int, count: int | None) -> None:
     if length < 1 or (count is not None and count < 1):
-        raise RopepatchError(f"length and count must be at least 1, got length {length}, count {count}")
+        raise RopepatchError(
+            f"length and count must be at least 1, got length {length}, count {count}"
+        )

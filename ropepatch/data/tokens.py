@@ -96,11 +96,15 @@ class TokenStore:
 
     def ids(self, begin: int, end: int) -> Tensor:
         """Return the tokens from ``begin`` to ``end``, int64."""
-        return torch.from_numpy(self._stream.slice(begin, end - begin).to_numpy().astype(np.int64))
+        return torch.from_numpy(
+            self._stream.slice(begin, end - begin).to_numpy().astype(np.int64)
+        )
 
     def piece(self, begin: int, end: int) -> tuple[Tensor, tuple[int, ...]]:
         """Return token ids, int64 [end - begin], and the number of them from each document."""
-        first, last = torch.searchsorted(self.starts, torch.tensor([begin + 1, end])).tolist()
+        first, last = torch.searchsorted(
+            self.starts, torch.tensor([begin + 1, end])
+        ).tolist()
         cuts = [begin, *self.starts[first:last].tolist(), end]
         lengths = tuple(after - before for before, after in pairwise(cuts))
         return self.ids(begin, end), lengths
@@ -110,7 +114,13 @@ class TokenStore:
         return int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:  # the files, without their tokens
-        return TokenStore, (self.name, self.documents, self.starts, self.short, self.min_tokens)
+        return TokenStore, (
+            self.name,
+            self.documents,
+            self.starts,
+            self.short,
+            self.min_tokens,
+        )
 
 
 def default_cache() -> Path:
@@ -169,7 +179,9 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashed.hexdigest()
 
 
-def cached(cache: Path, key: str, documents: Callable[[], Iterable[Tensor]], source: str) -> Dataset:
+def cached(
+    cache: Path, key: str, documents: Callable[[], Iterable[Tensor]], source: str
+) -> Dataset:
     """Return the cache entry with a key; if it is missing, `datasets` writes the documents to it.
 
     Other processes that need it wait until it is written. An interrupted process leaves no entry.
@@ -183,10 +195,14 @@ def cached(cache: Path, key: str, documents: Callable[[], Iterable[Tensor]], sou
 
     try:
         with _no_bars():
-            return Dataset.from_generator(rows, cache_dir=str(cache), fingerprint=key, writer_batch_size=ROWS)
+            return Dataset.from_generator(
+                rows, cache_dir=str(cache), fingerprint=key, writer_batch_size=ROWS
+            )
     except (OSError, NotImplementedError, DatasetGenerationError) as error:
         cause = error.__cause__ or error
-        if not isinstance(cause, OSError | NotImplementedError):  # NotImplementedError: no locks there
+        if not isinstance(
+            cause, OSError | NotImplementedError
+        ):  # NotImplementedError: no locks there
             raise cause from None
         reason = getattr(cause, "strerror", None) or cause
         raise RopepatchError(
@@ -198,7 +214,11 @@ def cached(cache: Path, key: str, documents: Callable[[], Iterable[Tensor]], sou
 @contextmanager
 def _no_bars() -> Iterator[None]:
     """Hide the progress bars of `datasets`."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from datasets import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     shown = not are_progress_bars_disabled()
     disable_progress_bars()
@@ -242,7 +262,10 @@ def _identity(source: str) -> tuple[str, str | None]:
     """Return the name and the revision of a source; None if the Hub cannot be reached."""
     files = local_files(source)
     if files is not None:
-        states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        states = [
+            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
+            for file in files
+        ]
         return str(Path(source).expanduser().resolve()), key_of(states)
     try:
         return source, HfApi().dataset_info(source.partition(":")[0], timeout=10).sha
@@ -259,5 +282,7 @@ def _entry(cache: Path, key: str, revision: str | None) -> str:
     latest = max(entries, key=lambda folder: folder.stat().st_mtime, default=None)
     if latest is None:
         return f"{key}-unknown"
-    logger.warning("cannot check the revision on the Hub; using the cached one: %s", latest)
+    logger.warning(
+        "cannot check the revision on the Hub; using the cached one: %s", latest
+    )
     return latest.parent.name.partition("=")[2]

@@ -15,7 +15,9 @@ from ropepatch.model.source import ADAPTER
 BASE = "base_model_name_or_path"
 NAME_IT = f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
 THREAD = "https://github.com/huggingface/trl/issues/4277"
-MISSING = Rule("adapter-base-missing", "error", "the RoPE of its base is unknown", THREAD)
+MISSING = Rule(
+    "adapter-base-missing", "error", "the RoPE of its base is unknown", THREAD
+)
 LACKS_ROPE = Rule(
     "adapter-base-lacks-rope",
     "warning",
@@ -45,7 +47,9 @@ def adapter_findings(
         base = _find_base(name, adapter.get("revision"))
         _ = base.config.rope
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
-        problem = Problem((BASE,), f"cannot load the base model: {error}", NAME_IT, name, file=ADAPTER)
+        problem = Problem(
+            (BASE,), f"cannot load the base model: {error}", NAME_IT, name, file=ADAPTER
+        )
         return [MISSING.finding(problem)]
     if record:
         return list(_against_record(record, base))
@@ -54,9 +58,13 @@ def adapter_findings(
 
 def _find_base(name: object, revision: object) -> Checkpoint:
     if not isinstance(name, str) or not name:
-        raise RopepatchError(f"{ADAPTER} has no {BASE}", hint=f"write {BASE} into {ADAPTER}")
+        raise RopepatchError(
+            f"{ADAPTER} has no {BASE}", hint=f"write {BASE} into {ADAPTER}"
+        )
     is_here = name == "tiny" or Path(name).is_dir()
-    return Checkpoint.find(name, None if is_here or not isinstance(revision, str) else revision)
+    return Checkpoint.find(
+        name, None if is_here or not isinstance(revision, str) else revision
+    )
 
 
 def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Finding]:
@@ -67,10 +75,10 @@ def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Findin
             f"it was trained with {record.get('method')} at {record.get('target')} tokens; the base "
             f"{base.name} has other RoPE parameters"
         )
-        remedy = (
-            "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
+        remedy = "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
+        yield LACKS_ROPE.finding(
+            Problem((BASE,), problem, remedy, base.name, file=ADAPTER)
         )
-        yield LACKS_ROPE.finding(Problem((BASE,), problem, remedy, base.name, file=ADAPTER))
 
 
 def _without_record(tokenizer: dict[str, Any], base: Checkpoint) -> Finding:
@@ -81,7 +89,9 @@ def _without_record(tokenizer: dict[str, Any], base: Checkpoint) -> Finding:
             f"{base.config.window}"
         )
         remedy = "ask its author for the RoPE parameters, and load it onto a base that has them"
-        return LACKS_ROPE.finding(Problem(("model_max_length",), problem, remedy, length, file=TOKENIZER))
+        return LACKS_ROPE.finding(
+            Problem(("model_max_length",), problem, remedy, length, file=TOKENIZER)
+        )
     problem = (
         f"the RoPE that it was trained with is not recorded; the base {shown(base.name)} has "
         f"{base.config.window} tokens"

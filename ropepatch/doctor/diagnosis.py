@@ -42,7 +42,13 @@ GENERATION = "generation_config.json"
 VOCABULARY = "tokenizer.json"
 SMALL_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER, VOCABULARY)
 CHAT_NAME = re.compile(r"(?<![a-z])(?:instruct|chat)(?![a-z])", re.IGNORECASE)
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eot|>")  # eos_token of chat models
+TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|eot|>",
+)  # eos_token of chat models
 COPY_AGAIN = "make it readable, or copy it again from the original checkpoint"
 
 GITHUB = "https://github.com"
@@ -114,7 +120,10 @@ class Diagnosis:
         return json_text([finding.to_dict() for finding in self.findings])
 
     def __str__(self) -> str:
-        name, looked = printable(self.name), f"checked: {printable(', '.join(self.looked_at))}"
+        name, looked = (
+            printable(self.name),
+            f"checked: {printable(', '.join(self.looked_at))}",
+        )
         if self.repaired:
             now = ", ".join(f"{one.key} ({one.code})" for one in self.repaired)
             looked = f"{looked}\nrepaired: {now}"
@@ -123,7 +132,9 @@ class Diagnosis:
         counts = Counter(finding.severity for finding in self.findings)
         words = [f"{counts[one]} {one}" for one in SEVERITIES if counts[one] == 1]
         words += [f"{counts[one]} {one}s" for one in SEVERITIES if counts[one] > 1]
-        return "\n\n".join([f"{name}: {', '.join(words)}\n{looked}", *map(str, self.findings)])
+        return "\n\n".join(
+            [f"{name}: {', '.join(words)}\n{looked}", *map(str, self.findings)]
+        )
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -162,8 +173,12 @@ def diagnose(
     if isinstance(model, nn.Module):
         return _diagnose_loaded(model, repair)
     if repair:
-        hint = "use `ropepatch doctor --fix OUT` to write a repaired copy of a checkpoint"
-        raise RopepatchError(f"{argument('repair')} needs a loaded model, got {model}", hint=hint)
+        hint = (
+            "use `ropepatch doctor --fix OUT` to write a repaired copy of a checkpoint"
+        )
+        raise RopepatchError(
+            f"{argument('repair')} needs a loaded model, got {model}", hint=hint
+        )
     if folder := _adapter_folder(model):
         return _diagnose_adapter(str(model), folder)
     source = Checkpoint.find(model, revision, weights=measure, include=(CODE,))
@@ -172,7 +187,9 @@ def diagnose(
     return _diagnose_checkpoint(source, measure, progress)
 
 
-def _diagnose_checkpoint(source: Checkpoint, measure: bool, progress: Progress | None) -> Diagnosis:
+def _diagnose_checkpoint(
+    source: Checkpoint, measure: bool, progress: Progress | None
+) -> Diagnosis:
     folder = source.folder
     files, findings = read_small_files(folder)
     unreadable = [finding.file for finding in findings]
@@ -188,8 +205,12 @@ def _diagnose_checkpoint(source: Checkpoint, measure: bool, progress: Progress |
     looked_at = [CONFIG, *files, *unreadable]
     if (folder / CODE).is_file():
         looked_at.append(CODE)
-    looked_at += [file.name for file in weights.files] if weights else ["no readable weights"]
-    return Diagnosis(source.name, by_severity(findings), tuple(looked_at), folder=folder, facts=facts)
+    looked_at += (
+        [file.name for file in weights.files] if weights else ["no readable weights"]
+    )
+    return Diagnosis(
+        source.name, by_severity(findings), tuple(looked_at), folder=folder, facts=facts
+    )
 
 
 def _diagnose_loaded(model: nn.Module, repair: bool) -> Diagnosis:
@@ -210,10 +231,14 @@ def _difference(one: Difference) -> Finding:
     path = (one.path, one.name)
     if one.rounded:
         remedy = "from_pretrained(dtype=...) keeps it in float32, where .to(dtype) and .half() do not"
-        return ROUNDED.finding(Problem(path, f"rounded to {one.rounded}", remedy, file=MEMORY))
+        return ROUNDED.finding(
+            Problem(path, f"rounded to {one.rounded}", remedy, file=MEMORY)
+        )
     remedy = "change rope_parameters before the model is built; after to_empty, write the frequencies anew"
     severity: Severity | None = None if one.is_used else "warning"
-    return RESCALED.finding(Problem(path, str(one), remedy, severity=severity, file=MEMORY))
+    return RESCALED.finding(
+        Problem(path, str(one), remedy, severity=severity, file=MEMORY)
+    )
 
 
 def _diagnose_adapter(name: str, folder: Path) -> Diagnosis:
@@ -229,7 +254,11 @@ def _adapter_folder(model: str | Path) -> Path | None:
     try:
         folder = Path(model).expanduser()
         return folder if is_adapter(folder) else None
-    except (OSError, RuntimeError, TypeError):  # too long, an unknown user's ~, no name: not a path
+    except (
+        OSError,
+        RuntimeError,
+        TypeError,
+    ):  # too long, an unknown user's ~, no name: not a path
         return None
 
 
@@ -244,7 +273,9 @@ def read_small_files(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Find
             files[name] = read_json(folder / name)
         except RopepatchError as error:
             reason = str(error).replace(f"{folder}/", "")
-            findings.append(UNREADABLE.finding(Problem((), reason, COPY_AGAIN, file=name)))
+            findings.append(
+                UNREADABLE.finding(Problem((), reason, COPY_AGAIN, file=name))
+            )
     files.pop(VOCABULARY, None)  # its content is not checked
     return files, findings
 
@@ -258,12 +289,19 @@ def _of_tokenizer(source: Checkpoint, record: dict[str, Any]) -> Iterator[Findin
     try:
         tokenizer = source.tokenizer
     except RopepatchError as error:
-        yield NO_TOKENIZER.finding(Problem((), str(error), error.hint or "", file=VOCABULARY))
+        yield NO_TOKENIZER.finding(
+            Problem((), str(error), error.hint or "", file=VOCABULARY)
+        )
         return
     sign = _sign_of_chat([source.name, record.get("model")], tokenizer.eos_token)
     if sign and not tokenizer.chat_template:
         remedy = "copy chat_template.jinja from the original model, or the key from its tokenizer_config.json"
-        problem = Problem(("chat_template",), f"no chat template, although {sign}", remedy, file=TOKENIZER)
+        problem = Problem(
+            ("chat_template",),
+            f"no chat template, although {sign}",
+            remedy,
+            file=TOKENIZER,
+        )
         yield NO_TEMPLATE.finding(problem)
 
 
@@ -280,7 +318,11 @@ def _sign_of_chat(names: list[Any], end: str | None) -> str | None:
 def _changed_code(source: Checkpoint, record: dict[str, Any]) -> Iterator[Finding]:
     """Report missing or changed code of a position remapping; never runs the code."""
     recorded = record.get("code")
-    if recorded and kind_of(source.raw) == "mapped" and code_of(source.folder) != recorded:
+    if (
+        recorded
+        and kind_of(source.raw) == "mapped"
+        and code_of(source.folder) != recorded
+    ):
         problem = f"the sha256 of {CODE} is not the one in {RECORD}"
         remedy = f"do not load it with trust_remote_code=True; {COPY_AGAIN}"
         yield OTHER_CODE.finding(Problem((), problem, remedy, file=CODE))

@@ -12,12 +12,26 @@ from transformers import PreTrainedConfig
 from ropepatch.doctor.findings import TOKENIZER, Edit, Keys, edited
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS
-from ropepatch.model.config import ORIGINAL, STATING, TEXT_PARTS, load_config, text_config
+from ropepatch.model.config import (
+    ORIGINAL,
+    STATING,
+    TEXT_PARTS,
+    load_config,
+    text_config,
+)
 from ropepatch.model.rotary import SEQUENCE, stated_window
 
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
-UNSCALED = (None, "default", "mrope", "axial")  # rope types that leave the frequencies unchanged
-NEWER, OLDER = "rope_parameters", "rope_scaling"  # of transformers 5, and of programs before it
+UNSCALED = (
+    None,
+    "default",
+    "mrope",
+    "axial",
+)  # rope types that leave the frequencies unchanged
+NEWER, OLDER = (
+    "rope_parameters",
+    "rope_scaling",
+)  # of transformers 5, and of programs before it
 # Up to this ratio of max_position_embeddings to the original length the former was not raised: Qwen3 has
 # 40960 and 32768.
 LEFT_BEHIND = 1.25
@@ -26,7 +40,11 @@ MAX_NUMBER = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a
 
 def number(value: Any) -> float | None:
     """Return a finite number as a float; None for anything else, including booleans."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) <= MAX_NUMBER
+    ):
         return None
     return float(value)
 
@@ -126,9 +144,14 @@ class Facts:
         if not isinstance(whole, dict):
             return []
         if not whole.keys() & {"rope_type", "type", "factor"}:
-            layers = {key: value for key, value in whole.items() if isinstance(value, dict)}
+            layers = {
+                key: value for key, value in whole.items() if isinstance(value, dict)
+            }
             if layers:
-                return [Written((*path, layer), values, layer) for layer, values in layers.items()]
+                return [
+                    Written((*path, layer), values, layer)
+                    for layer, values in layers.items()
+                ]
         return [Written(path, whole, None)]
 
     @cached_property
@@ -144,7 +167,9 @@ class Facts:
     @property
     def newest(self) -> Written | None:
         """The object in rope_parameters whose values the older keys repeat."""
-        return next((rope for rope in self.newer if rope.layer in (None, GLOBAL_LAYERS)), None)
+        return next(
+            (rope for rope in self.newer if rope.layer in (None, GLOBAL_LAYERS)), None
+        )
 
     @property
     def pairs(self) -> list[tuple[Written, Written]]:
@@ -153,7 +178,8 @@ class Facts:
             (new, old)
             for new in self.newer
             for old in self.older
-            if new.layer == old.layer or (old.layer is None and new.layer == GLOBAL_LAYERS)
+            if new.layer == old.layer
+            or (old.layer is None and new.layer == GLOBAL_LAYERS)
         ]
 
     @cached_property
@@ -163,7 +189,9 @@ class Facts:
 
     def at(self, key: str, layer: str | None = None) -> Keys:
         """Return where a RoPE parameter of a layer type is written, or should be."""
-        objects = [rope for rope in (*self.older, *self.newer) if rope.layer in (None, layer)]
+        objects = [
+            rope for rope in (*self.older, *self.newer) if rope.layer in (None, layer)
+        ]
         for rope in objects:
             if key in rope.values:
                 return (*rope.path, key)
@@ -204,12 +232,17 @@ class Facts:
     @property
     def is_scaled(self) -> bool:
         """Whether any layer type has a scaling."""
-        return any(rope.values.get("rope_type") not in UNSCALED for rope in self.scalings)
+        return any(
+            rope.values.get("rope_type") not in UNSCALED for rope in self.scalings
+        )
 
     @property
     def theta(self) -> float | None:
         """The largest RoPE base of the layer types."""
-        return max((theta for rope in self.scalings if (theta := rope.number("rope_theta"))), default=None)
+        return max(
+            (theta for rope in self.scalings if (theta := rope.number("rope_theta"))),
+            default=None,
+        )
 
     @property
     def window(self) -> int | None:
@@ -226,7 +259,9 @@ class Facts:
         for rope in self.scaled("yarn", "longrope", "linear"):
             factor, original = rope.number("factor"), rope.number(ORIGINAL)
             if factor and rope.values["rope_type"] == "linear":
-                reaches.append(stated_window(self.window, factor, self.text.get(SEQUENCE)) or 0)
+                reaches.append(
+                    stated_window(self.window, factor, self.text.get(SEQUENCE)) or 0
+                )
             elif factor and original and self.window <= LEFT_BEHIND * original:
                 reaches.append(factor * original)
         return int(max(reaches))

@@ -131,7 +131,17 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        names = ("code", "severity", "file", "key", "value", "problem", "why", "remedy", "thread")
+        names = (
+            "code",
+            "severity",
+            "file",
+            "key",
+            "value",
+            "problem",
+            "why",
+            "remedy",
+            "thread",
+        )
         return {name: getattr(self, name) for name in names} | {"fixable": self.fixable}
 
     def __str__(self) -> str:
@@ -149,13 +159,17 @@ class Finding:
         elif self.severity != "remark":
             lines["--fix"] = "does not repair it"
         lines["thread"] = self.thread
-        body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
+        body = "".join(
+            f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line
+        )
         return f"{self.severity}: {self.code}{body}"
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort findings, errors first."""
-    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return tuple(
+        sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    )
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

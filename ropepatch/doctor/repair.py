@@ -16,7 +16,9 @@ from ropepatch.model.source import check_inside
 from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 
 
-def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None) -> Path:
+def repair(
+    diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None
+) -> Path:
     """Write a copy of the checkpoint with every repair that needs no guess.
 
     The copy contains the files of the folder, without subfolders and pickled weights. If config.json
@@ -26,14 +28,20 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
         RopepatchError: If nothing can be repaired, or the output folder exists or lies inside the checkpoint.
     """
     source, facts = diagnosis.folder, diagnosis.facts
-    if source is None or facts is None or not any(finding.fixable for finding in diagnosis.findings):
+    if (
+        source is None
+        or facts is None
+        or not any(finding.fixable for finding in diagnosis.findings)
+    ):
         raise RopepatchError(
-            f"{diagnosis.name} has no problem that can be fixed automatically", hint=f"drop {argument('fix')}"
+            f"{diagnosis.name} has no problem that can be fixed automatically",
+            hint=f"drop {argument('fix')}",
         )
     folder = absent(out)
     if folder.resolve().is_relative_to(source.resolve()):
         raise RopepatchError(
-            f"{folder} lies inside the checkpoint", hint=f"choose an {argument('out')} outside it"
+            f"{folder} lies inside the checkpoint",
+            hint=f"choose an {argument('out')} outside it",
         )
     after, changed = repaired(facts), {}
     if after.tokenizer is not facts.tokenizer:
@@ -41,10 +49,14 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     files = [file for file in sorted(source.iterdir()) if _is_carried(file)]
     if after.raw is not facts.raw:
         changed[CONFIG] = after.raw
-        files = [file for file in files if file.name != READING]  # the model may compute something else now
+        files = [
+            file for file in files if file.name != READING
+        ]  # the model may compute something else now
         if (source / RECORD).is_file():
             record = read_json(source / RECORD)
-            changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
+            changed[RECORD] = {
+                key: value for key, value in record.items() if key != "verified"
+            }
     weights, _ = look_at_weights(source, facts.raw)
     for file in files:
         if not weights or file not in weights.files or file.name == INDEX:

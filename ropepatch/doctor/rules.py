@@ -9,8 +9,26 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ropepatch.doctor.facts import LEFT_BEHIND, NEWER, Facts, Scaling, Written, number, positive
-from ropepatch.doctor.findings import CONFIG, TOKENIZER, Edit, Finding, Keys, Problem, Rule, has_errors, shown
+from ropepatch.doctor.facts import (
+    LEFT_BEHIND,
+    NEWER,
+    Facts,
+    Scaling,
+    Written,
+    number,
+    positive,
+)
+from ropepatch.doctor.findings import (
+    CONFIG,
+    TOKENIZER,
+    Edit,
+    Finding,
+    Keys,
+    Problem,
+    Rule,
+    has_errors,
+    shown,
+)
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.model.architectures import (
     LLAMA_3_VOCABULARY,
@@ -63,19 +81,32 @@ def lost_theta(facts: Facts) -> Iterator[Problem]:
     top, text = facts.theta_key, facts.text
     at_top = number(text.get(top))
     inside = [
-        theta for rope in (*facts.newer, *facts.older) if (theta := number(rope.values.get("rope_theta")))
+        theta
+        for rope in (*facts.newer, *facts.older)
+        if (theta := number(rope.values.get("rope_theta")))
     ]
     place = (*facts.prefix, top)
     if top in text and text[top] is None:
-        yield _no_theta(place, inside[0] if inside else None, is_null=True, is_scaled=True)
+        yield _no_theta(
+            place, inside[0] if inside else None, is_null=True, is_scaled=True
+        )
     for rope in facts.newer:
         if rope.values.get("rope_theta") is None:
             known = at_top if rope is facts.newest else None
             is_null = "rope_theta" in rope.values
-            yield _no_theta((*rope.path, "rope_theta"), known, is_null=is_null, is_scaled=rope.is_scaled)
+            yield _no_theta(
+                (*rope.path, "rope_theta"),
+                known,
+                is_null=is_null,
+                is_scaled=rope.is_scaled,
+            )
     if facts.older and top not in text and inside and inside[0] != DEFAULT_THETA:
         within = any(number(rope.values.get("rope_theta")) for rope in facts.older)
-        readers = "transformers 4 and mlx-lm expect" if within else "transformers and mlx-lm expect"
+        readers = (
+            "transformers 4 and mlx-lm expect"
+            if within
+            else "transformers and mlx-lm expect"
+        )
         base = plain(inside[0])
         yield Problem(
             place,
@@ -90,7 +121,9 @@ def lost_theta(facts: Facts) -> Iterator[Problem]:
             yield _no_theta(place, None, is_null=False, is_scaled=is_llama3)
 
 
-def _no_theta(path: Keys, known: float | None, *, is_null: bool, is_scaled: bool) -> Problem:
+def _no_theta(
+    path: Keys, known: float | None, *, is_null: bool, is_scaled: bool
+) -> Problem:
     is_error = is_null or (is_scaled and known is None)
     remedy = "write the base from the model's card or its original config.json"
     if known is not None:
@@ -120,7 +153,11 @@ def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
     """Yield pairs of keys that should be equal, with their values."""
     top, newest = (*facts.prefix, facts.theta_key), facts.newest
     theta = facts.text.get(facts.theta_key)
-    if newest and number(theta) is not None and number(newest.values.get("rope_theta")) is not None:
+    if (
+        newest
+        and number(theta) is not None
+        and number(newest.values.get("rope_theta")) is not None
+    ):
         yield top, theta, (*newest.path, "rope_theta"), newest.values["rope_theta"]
     for rope in (*facts.newer, *facts.older):
         kinds = rope.values.get("rope_type"), rope.values.get("type")
@@ -129,7 +166,12 @@ def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
             yield (*rope.path, "rope_type"), kinds[0], (*rope.path, "type"), kinds[1]
         originals = facts.text.get(ORIGINAL), rope.values.get(ORIGINAL)
         if None not in originals:
-            yield (*facts.prefix, ORIGINAL), originals[0], (*rope.path, ORIGINAL), originals[1]
+            yield (
+                (*facts.prefix, ORIGINAL),
+                originals[0],
+                (*rope.path, ORIGINAL),
+                originals[1],
+            )
     for new, old in facts.pairs:
         if (old.kind or "default") != (new.kind or "default"):
             yield (*old.path, "rope_type"), old.kind, (*new.path, "rope_type"), new.kind
@@ -145,7 +187,8 @@ def only_newer_keys(facts: Facts) -> Iterator[Problem]:
     unseen = [rope for rope in facts.newer if _is_unseen(facts, rope)]
     readers = needing_older_keys(str(facts.raw.get("model_type")), facts.model_type)
     default = default_theta(facts.model_type)
-    if all(_is_default(rope, default) for rope in unseen):  # which transformers 4 takes anyway
+    # transformers 4 takes the default base of a type anyway.
+    if all(_is_default(rope, default) for rope in unseen):
         readers = [reader for reader in readers if reader != "transformers 4.x"]
     if unseen and readers:
         kinds = ", ".join(dict.fromkeys(str(rope.kind) for rope in unseen))
@@ -176,7 +219,11 @@ def _is_default(rope: Written, theta: float | None) -> bool:
 def _has_own_share(facts: Facts, rope: Written) -> bool:
     """Whether only this object has a partial_rotary_factor (not that of `proportional`)."""
     share = number(rope.values.get("partial_rotary_factor"))
-    return share not in (None, 1.0) and rope.kind != "proportional" and not facts.text.keys() & {*SHARES}
+    return (
+        share not in (None, 1.0)
+        and rope.kind != "proportional"
+        and not facts.text.keys() & {*SHARES}
+    )
 
 
 def _older_keys(facts: Facts) -> tuple[Edit, ...]:
@@ -184,9 +231,13 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     rope = facts.newest
     if rope is None or rope.kind is None or not positive(rope.values.get("rope_theta")):
         return ()
-    if any(other.is_scaled for other in facts.newer if other is not rope):  # no older key for these
+    if any(
+        other.is_scaled for other in facts.newer if other is not rope
+    ):  # no older key for these
         return ()
-    older: dict[str, Any] = legacy_keys(facts.text, rope.values | {"rope_type": rope.kind})
+    older: dict[str, Any] = legacy_keys(
+        facts.text, rope.values | {"rope_type": rope.kind}
+    )
     if not _has_own_share(facts, rope):
         older.pop("partial_rotary_factor", None)
     if rope.kind in WITH_ORIGINAL and rope.values.get(ORIGINAL) is not None:
@@ -199,7 +250,9 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     is_judged = is_known(facts.raw.get("model_type")) or rope.layer is not None
     if is_judged and not has_same_rope(facts.raw, after):
         return ()
-    return tuple(Edit(CONFIG, (*facts.prefix, key), value) for key, value in older.items())
+    return tuple(
+        Edit(CONFIG, (*facts.prefix, key), value) for key, value in older.items()
+    )
 
 
 def has_same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -216,7 +269,9 @@ def _without_type(parameters: Any) -> Any:
     """Drop `type`, the older name of `rope_type`."""
     if not isinstance(parameters, dict):
         return parameters
-    return {key: _without_type(value) for key, value in parameters.items() if key != "type"}
+    return {
+        key: _without_type(value) for key, value in parameters.items() if key != "type"
+    }
 
 
 # Rope types and keys
@@ -229,21 +284,27 @@ def unknown_types(facts: Facts) -> Iterator[Problem]:
         name = kind if isinstance(kind, str) else shown(kind)
         if kind is None or name in KNOWN_TYPES:
             continue
-        meant, remedy = VENDOR_TYPES.get(name, ("", f"use one of {', '.join(sorted(KNOWN_TYPES))}"))
+        meant, remedy = VENDOR_TYPES.get(
+            name, ("", f"use one of {', '.join(sorted(KNOWN_TYPES))}")
+        )
         stated = [key for key in ("rope_type", "type") if key in rope.values]
         yield Problem(
             (*rope.path, stated[0]),
             f"transformers has no rope_type {shown(kind)}",
             remedy,
             value=kind,
-            edits=tuple(Edit(CONFIG, (*rope.path, key), meant) for key in stated if meant),
+            edits=tuple(
+                Edit(CONFIG, (*rope.path, key), meant) for key in stated if meant
+            ),
         )
 
 
 def ignored_scaling(facts: Facts) -> Iterator[Problem]:
     """A factor without a type, or of the type default."""
     for rope in (*facts.newer, *facts.older):
-        given = [key for key in ("factor", *LISTS) if rope.values.get(key) not in (None, 1)]
+        given = [
+            key for key in ("factor", *LISTS) if rope.values.get(key) not in (None, 1)
+        ]
         if given and rope.kind in (None, "default"):
             is_missing = "missing" if rope.kind is None else "default"
             yield Problem(
@@ -257,17 +318,27 @@ def ignored_scaling(facts: Facts) -> Iterator[Problem]:
 def null_head_dim(facts: Facts) -> Iterator[Problem]:
     """A missing head size, under a type that needs it."""
     kinds = [
-        rope.kind for rope in (*facts.newer, *facts.older) if rope.kind in ("yarn", "longrope", "dynamic")
+        rope.kind
+        for rope in (*facts.newer, *facts.older)
+        if rope.kind in ("yarn", "longrope", "dynamic")
     ]
     if not kinds or differs_by_layer(facts.config):
         return
     stated = facts.text.get("head_dim", "missing")
-    size = stated if facts.config is None else getattr(facts.config, "head_dim", "missing")
+    size = (
+        stated if facts.config is None else getattr(facts.config, "head_dim", "missing")
+    )
     if size is not None:
         return
     path = (*facts.prefix, "head_dim")
-    hidden, heads = (positive(facts.text.get(key)) for key in ("hidden_size", "num_attention_heads"))
-    edits = (Edit(CONFIG, path, int(hidden // heads)),) if hidden and heads and hidden >= heads else ()
+    hidden, heads = (
+        positive(facts.text.get(key)) for key in ("hidden_size", "num_attention_heads")
+    )
+    edits = (
+        (Edit(CONFIG, path, int(hidden // heads)),)
+        if hidden and heads and hidden >= heads
+        else ()
+    )
     yield Problem(
         path,
         f"head_dim is {'null' if stated is None else 'missing'}, but rope_type {kinds[0]} needs it",
@@ -279,8 +350,14 @@ def null_head_dim(facts: Facts) -> Iterator[Problem]:
 READERS = {  # of keys that transformers does not read, with their neutral value
     "attn_factor": (1.0, "SGLang multiplies the attention factor by it"),
     "extrapolation_factor": (1.0, "vLLM and SGLang weigh the ramp by it"),
-    "mscale": (1.0, "DeepSeek's own code, SGLang and mlx-lm use it without mscale_all_dim"),
-    "mscale_all_dim": (0.0, "DeepSeek's own code, SGLang and mlx-lm use it without mscale"),
+    "mscale": (
+        1.0,
+        "DeepSeek's own code, SGLang and mlx-lm use it without mscale_all_dim",
+    ),
+    "mscale_all_dim": (
+        0.0,
+        "DeepSeek's own code, SGLang and mlx-lm use it without mscale",
+    ),
 }
 
 
@@ -294,7 +371,9 @@ def unread_keys(facts: Facts) -> Iterator[Problem]:
         a = stated or yarn_temperature(factor)
         for key, (neutral, reader) in READERS.items():
             value = number(rope.values.get(key))
-            if value in (None, neutral) or (key.startswith("mscale") and (has_both or stated)):
+            if value in (None, neutral) or (
+                key.startswith("mscale") and (has_both or stated)
+            ):
                 continue
             product = f" ({a * value:.4f})" if key == "attn_factor" and value else ""
             yield Problem(
@@ -311,7 +390,11 @@ def small_attention_factors(facts: Facts) -> Iterator[Problem]:
     for rope in facts.scaled("yarn", "longrope"):
         a = number(rope.values.get("attention_factor"))
         if a is not None and a < 1 and _growth(facts, rope) > 1:
-            remedy = f"write {1 / a:.6g} unless the model was trained so" if a > 0 else "drop the key"
+            remedy = (
+                f"write {1 / a:.6g} unless the model was trained so"
+                if a > 0
+                else "drop the key"
+            )
             yield Problem(
                 facts.at("attention_factor", rope.layer),
                 f"attention_factor is {a:g}, below 1, although the context grew: it multiplies the logits by "
@@ -379,11 +462,20 @@ def lost_original(facts: Facts) -> Iterator[Problem]:
         if rope.kind not in WITH_ORIGINAL:
             continue
         if rope.values.get(ORIGINAL) is None and facts.text.get(ORIGINAL) is None:
-            remedy, factor = "write the context length of pretraining", positive(rope.values.get("factor"))
+            remedy, factor = (
+                "write the context length of pretraining",
+                positive(rope.values.get("factor")),
+            )
             if facts.window and factor:
                 probable = plain(facts.window / factor)
-                remedy += f": {probable} if max_position_embeddings is the extended length"
-            yield Problem((*rope.path, ORIGINAL), f"{rope.kind} scaling without {ORIGINAL}", remedy)
+                remedy += (
+                    f": {probable} if max_position_embeddings is the extended length"
+                )
+            yield Problem(
+                (*rope.path, ORIGINAL),
+                f"{rope.kind} scaling without {ORIGINAL}",
+                remedy,
+            )
 
 
 def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
@@ -392,10 +484,16 @@ def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
         text, ratio = "", window / original
         if ratio < 1 - ROUNDING:
             text = f"max_position_embeddings ({window}) is below {ORIGINAL} ({plain(original)})"
-        elif ratio > LEFT_BEHIND and _decides(rope) and 1 <= factor < ratio * (1 - ROUNDING):
+        elif (
+            ratio > LEFT_BEHIND
+            and _decides(rope)
+            and 1 <= factor < ratio * (1 - ROUNDING)
+        ):
             text = f"factor {factor:g} x {plain(original)} is {plain(factor * original)}, not {window}"
         if text:
-            remedy = "use the factor and original length that the model was trained with"
+            remedy = (
+                "use the factor and original length that the model was trained with"
+            )
             yield Problem(facts.at("factor", rope.layer), text, remedy, value=factor)
 
 
@@ -403,7 +501,11 @@ def window_left_behind(facts: Facts) -> Iterator[Problem]:
     """A scaling whose length max_position_embeddings does not state."""
     for rope, factor, original, window in _lengths(facts):
         was_raised = not 1 - ROUNDING <= window / original <= LEFT_BEHIND
-        if _decides(rope) and not was_raised and factor * original > window * (1 + ROUNDING):
+        if (
+            _decides(rope)
+            and not was_raised
+            and factor * original > window * (1 + ROUNDING)
+        ):
             reach = plain(factor * original)
             yield Problem(
                 (*facts.prefix, "max_position_embeddings"),
@@ -428,7 +530,9 @@ def _decides(rope: Scaling) -> bool:
     has factor 8 for 16 times its original length.
     """
     kind = rope.values["rope_type"]
-    return kind == "yarn" or (kind == "longrope" and rope.number("attention_factor") is None)
+    return kind == "yarn" or (
+        kind == "longrope" and rope.number("attention_factor") is None
+    )
 
 
 def multiplied_length(facts: Facts) -> Iterator[Problem]:
@@ -452,7 +556,9 @@ def multiplied_length(facts: Facts) -> Iterator[Problem]:
 
 def length_with_room(facts: Facts) -> Iterator[Problem]:
     """A context length above the one that published models of this type were trained on."""
-    trained = None if facts.config is None or facts.is_scaled else trained_on(facts.config)
+    trained = (
+        None if facts.config is None or facts.is_scaled else trained_on(facts.config)
+    )
     if trained:
         yield Problem(
             (*facts.prefix, "max_position_embeddings"),
@@ -483,8 +589,13 @@ def raised_length(facts: Facts) -> Iterator[Problem]:
 
 def lost_llama3(facts: Facts) -> Iterator[Problem]:
     """A long Llama 3 without the scaling that it was trained with."""
-    is_llama_3 = facts.model_type == "llama" and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
-    is_long = (facts.window or 0) >= 131_072 and (facts.theta or 0) <= 500_000  # longer ones raised the base
+    is_llama_3 = (
+        facts.model_type == "llama"
+        and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
+    )
+    is_long = (facts.window or 0) >= 131_072 and (
+        facts.theta or 0
+    ) <= 500_000  # longer ones raised the base
     others = facts.scaled("default", "linear", "dynamic")
     if is_llama_3 and is_long and others:
         scaling = others[0].values["rope_type"]
@@ -554,7 +665,10 @@ def not_in_transformers(facts: Facts) -> Iterator[Problem]:
     kind = facts.raw.get("model_type")
     if kind_of(facts.raw) == "stock" and not is_known(kind):
         yield Problem(
-            ("model_type",), f"transformers has no model_type {shown(kind)}", "none needed", value=kind
+            ("model_type",),
+            f"transformers has no model_type {shown(kind)}",
+            "none needed",
+            value=kind,
         )
 
 
@@ -565,7 +679,9 @@ def needs_ropepatch(facts: Facts) -> Iterator[Problem]:
         "mapped": "it uses a position remapping, whose code is in its folder",
     }
     if text := texts.get(kind_of(facts.raw)):
-        remedy = "load it with ropepatch.load, or use the checkpoint that it was made from"
+        remedy = (
+            "load it with ropepatch.load, or use the checkpoint that it was made from"
+        )
         yield Problem(("model_type",), text, remedy, value=facts.raw["model_type"])
 
 
@@ -793,7 +909,9 @@ def _found(facts: Facts, rules: Iterable[Rule]) -> Iterator[Finding]:
     for rule in rules:
         for problem in rule.look(facts):
             value = facts.value(problem.path) if problem.file == CONFIG else None
-            yield rule.finding(problem if problem.value is not None else replace(problem, value=value))
+            yield rule.finding(
+                problem if problem.value is not None else replace(problem, value=value)
+            )
 
 
 def repaired(facts: Facts) -> Facts:
@@ -817,7 +935,9 @@ def plan_findings(raw: dict[str, Any]) -> list[Finding]:
 def check_agreement(raw: dict[str, Any]) -> None:
     """Raise a `RopepatchError` if config.json contradicts itself."""
     for problem in contradictions(Facts(raw)):
-        raise RopepatchError(f"config.json contradicts itself: {problem.text}", hint=problem.remedy)
+        raise RopepatchError(
+            f"config.json contradicts itself: {problem.text}", hint=problem.remedy
+        )
 
 
 @contextmanager
@@ -829,5 +949,7 @@ def explained(raw: dict[str, Any]) -> Iterator[None]:
         for finding in plan_findings(raw):
             if finding.severity == "error" and error.__cause__ is not None:
                 hint = "run `ropepatch doctor` for details"
-                raise RopepatchError(f"config.json: {finding.problem}", hint=hint) from error
+                raise RopepatchError(
+                    f"config.json: {finding.problem}", hint=hint
+                ) from error
         raise

@@ -67,7 +67,9 @@ NOT_FINITE = Rule(
 )
 
 
-def look_at_weights(folder: Path, raw: dict[str, Any]) -> tuple[Weights | None, list[Finding]]:
+def look_at_weights(
+    folder: Path, raw: dict[str, Any]
+) -> tuple[Weights | None, list[Finding]]:
     """Read the weight headers of a checkpoint, None if missing or damaged, and report their problems."""
     sets = weight_sets(folder)
     try:
@@ -92,7 +94,9 @@ def _unread(folder: Path, sets: list[str], error: RopepatchError) -> Iterator[Fi
     if NAMED in str(error):
         path, file = (NAMED,), CONFIG
     if file:
-        yield UNREADABLE.finding(Problem(path, str(error)[:400], error.hint or "", file=file))
+        yield UNREADABLE.finding(
+            Problem(path, str(error)[:400], error.hint or "", file=file)
+        )
 
 
 def _misfit(raw: dict[str, Any], weights: Weights) -> Iterator[Finding]:
@@ -111,7 +115,12 @@ def _misfit(raw: dict[str, Any], weights: Weights) -> Iterator[Finding]:
     if unused:
         problem = f"the model that config.json describes has no {_listed(unused)}"
         yield UNUSED.finding(
-            Problem((), problem, "none if another program needs them; else remove them", file=file)
+            Problem(
+                (),
+                problem,
+                "none if another program needs them; else remove them",
+                file=file,
+            )
         )
 
 
@@ -157,4 +166,6 @@ def _is_finite(entry: TensorEntry) -> bool:
 
 def _listed(names: list[str]) -> str:
     """Name the first tensor, and count the others."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tensors"
+    return (
+        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tensors"
+    )

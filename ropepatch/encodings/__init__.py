@@ -17,8 +17,20 @@ ENCODINGS |= {
     for kind in (
         *(absolute.Integer, absolute.Normalised, absolute.Binary, absolute.Sinusoidal),
         absolute.LearnedPositions,
-        *(relative.Shaw, relative.TransformerXL, relative.NEZHA, relative.T5Bias, relative.ALiBi),
-        *(rotary.RoPE, rotary.XPos, rotary.ProportionalRotary, rotary.PartialRotary, rotary.Axial),
+        *(
+            relative.Shaw,
+            relative.TransformerXL,
+            relative.NEZHA,
+            relative.T5Bias,
+            relative.ALiBi,
+        ),
+        *(
+            rotary.RoPE,
+            rotary.XPos,
+            rotary.ProportionalRotary,
+            rotary.PartialRotary,
+            rotary.Axial,
+        ),
         *(rotary.NoPE, rotary.NoPEHeads, rotary.NoPELayers, rotary.DroPE),
     )
 }

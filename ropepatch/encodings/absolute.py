@@ -27,7 +27,9 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
         width: C, the number of channels; even.
         base: b, the base of the frequencies.
     """
-    inv_freq = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
+    inv_freq = 1.0 / base ** (
+        torch.arange(0, width, 2, device=positions.device).float() / width
+    )
     angles = positions.float()[..., None] * inv_freq
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
@@ -68,7 +70,9 @@ class Normalised(TableEncoding):
     length: Annotated[int, Field(ge=2)]
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        return (positions.float() / (self.length - 1))[..., None].expand(*positions.shape, width)
+        return (positions.float() / (self.length - 1))[..., None].expand(
+            *positions.shape, width
+        )
 
 
 class Binary(TableEncoding):

@@ -14,11 +14,17 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
-from ropepatch.attention.modeling_position_remapping import Sight, by_head, in_blocks, short_mask
+from ropepatch.attention.modeling_position_remapping import (
+    Sight,
+    by_head,
+    in_blocks,
+    short_mask,
+)
 from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.errors import RopepatchError
 
-ENCODING_ATTENTION = "ropepatch_encoding"  # registered in transformers for the whole process
+# Registered in transformers for the whole process
+ENCODING_ATTENTION = "ropepatch_encoding"
 
 
 def attend(
@@ -43,19 +49,29 @@ def attend(
         )
     if (positions := module.__dict__.get(POSITIONS_SLOT)) is None:
         raise RopepatchError(
-            "this attention needs a swapped encoding, and there is none", hint="call ropepatch.swap first"
+            "this attention needs a swapped encoding, and there is none",
+            hint="call ropepatch.swap first",
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     sight = Sight.of(attention_mask, query, key, position_ids)
     m, n = sight.queries, sight.keys
     layer: Any = module.layer_idx
-    attended = positions.encoded(AttentionInputs(query, key, value, m, n, layer, scaling))
-    query, key, value, relative = attended.query, attended.key, attended.value, attended.relative
+    attended = positions.encoded(
+        AttentionInputs(query, key, value, m, n, layer, scaling)
+    )
+    query, key, value, relative = (
+        attended.query,
+        attended.key,
+        attended.value,
+        attended.relative,
+    )
     weights, wide = None, torch.promote_types(query.dtype, torch.float32)
     if relative is None and not positions.wants_weights:
         every = slice(0, query.shape[2]), slice(0, key.shape[2])
         mask = None if sight.causal else sight.mask(*every)
-        output, _ = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal=True)
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, mask, dropout, scaling, is_causal=True
+        )
         output = output.transpose(1, 2)
     else:
 
@@ -64,17 +80,28 @@ def attend(
             if relative is None:  # as in stock eager attention
                 return by_head(own, keys).to(wide) * scaling
             scores = by_head(own.to(wide), keys.to(wide)) * scaling
-            return scores.add_(relative.bias(own, m[:, rows, None] - n[:, None, columns]))
+            return scores.add_(
+                relative.bias(own, m[:, rows, None] - n[:, None, columns])
+            )
 
         def added(weights: Tensor, rows: slice, columns: slice) -> Tensor | None:
             return (
-                None if relative is None else relative.read(weights, m[:, rows, None] - n[:, None, columns])
+                None
+                if relative is None
+                else relative.read(weights, m[:, rows, None] - n[:, None, columns])
             )
 
         width = 0 if relative is None else relative.reach
         wants = positions.wants_weights
         output, weights = in_blocks(
-            score, query, value, sight, dropout, wants_weights=wants, width=width, added=added
+            score,
+            query,
+            value,
+            sight,
+            dropout,
+            wants_weights=wants,
+            width=width,
+            added=added,
         )
     if attended.finish is not None:
         output = attended.finish(output)

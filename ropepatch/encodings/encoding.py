@@ -87,7 +87,9 @@ class Relative:
         """Return additions [B or 1, H, q, T] to scores: queries [B, H, q, E], distances [B or 1, q, T]."""
         index = distances.clamp(0, self.reach - 1)
         if self.vectors is None:
-            chosen = self.numbers.index_select(1, index.flatten())  # four times faster than [:, index]
+            chosen = self.numbers.index_select(
+                1, index.flatten()
+            )  # four times faster than [:, index]
             return chosen.view(-1, *index.shape).transpose(0, 1)
         products = query.to(self.vectors) @ self.vectors + self.numbers[:, None]
         return products.gather(-1, index[:, None].expand(*products.shape[:3], -1))
@@ -135,7 +137,10 @@ class AttentionInputs:
     @property
     def reach(self) -> int:
         """One more than the largest distance from a query to an earlier key."""
-        return int((self.query_positions.max() - self.key_positions.min()).clamp(min=0)) + 1
+        return (
+            int((self.query_positions.max() - self.key_positions.min()).clamp(min=0))
+            + 1
+        )
 
 
 class Encoding(Named):
@@ -172,7 +177,10 @@ class Encoding(Named):
 
     def _require_even(self, name: str, channels: int, instead: str) -> None:
         if channels % 2:
-            raise RopepatchError(f"{self.name} needs an even {name}, got {channels}", hint=f"use {instead}")
+            raise RopepatchError(
+                f"{self.name} needs an even {name}, got {channels}",
+                hint=f"use {instead}",
+            )
 
 
 ENCODINGS: Registry[Encoding] = Registry(  # `ropepatch.encodings` fills it

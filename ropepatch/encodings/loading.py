@@ -55,7 +55,9 @@ def load(
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None = None,
+    device_map: str | dict[str, str] | None = None,
 ) -> PreTrainedModel:
     """Load the model of a checkpoint, with its position encoding or position remapping.
 
@@ -72,18 +74,28 @@ def load_checkpoint(
     distances = make_remapping(described["name"], **described["parameters"])
     # The remapping needs the model at its original context length.
     lengths = dict.fromkeys(("max_position_embeddings", SEQUENCE), described["window"])
-    held = {key: value for key, value in lengths.items() if hasattr(checkpoint.stock.whole, key)}
+    held = {
+        key: value
+        for key, value in lengths.items()
+        if hasattr(checkpoint.stock.whole, key)
+    }
     original = replace(checkpoint.stock, raw=checkpoint.stock.raw | held)
     model = checkpoint.load(dtype, device_map, config=original)
     layer_type = find_rotary(model).layer_type
     mapped = remap_positions(model, distances, to=described["target"]).distances
-    _check_remapping(model, described, {"parameters": mapped.parameters(), "layer_type": layer_type})
+    _check_remapping(
+        model, described, {"parameters": mapped.parameters(), "layer_type": layer_type}
+    )
     return model
 
 
-def _check_remapping(model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check_remapping(
+    model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]
+) -> None:
     """Reject a config.json with which transformers would remap other layers, or fail."""
-    slots = [vars(module) for module in model.modules() if POSITIONS_SLOT in vars(module)]
+    slots = [
+        vars(module) for module in model.modules() if POSITIONS_SLOT in vars(module)
+    ]
     rotating = [slot["layer_idx"] for slot in slots if slot[POSITIONS_SLOT] is not None]
     layers = None if len(rotating) == len(slots) else rotating
     for key, value in {"layers": layers, **expected}.items():
@@ -102,7 +114,9 @@ def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
     prefix = f"{checkpoint.stock.site.path}.module."
     parameters = encoding.sizes(ModelShape.of(checkpoint.stock))
     expected = {f"{prefix}{name}": size for name, size in parameters.items()}
-    stored = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
+    stored = {
+        name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)
+    }
     if stored != expected:
         raise RopepatchError(
             f"the weights in {checkpoint.folder} are not those of {encoding.name}: expected "

@@ -33,14 +33,24 @@ class Shaw(Encoding):
     clip: Count = 16
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(("keys", "values"), (shape.layers, self.clip + 1, shape.head_dim))
+        return dict.fromkeys(
+            ("keys", "values"), (shape.layers, self.clip + 1, shape.head_dim)
+        )
 
     def apply(
-        self, inputs: AttentionInputs, shape: ModelShape, *, keys: Tensor, values: Tensor
+        self,
+        inputs: AttentionInputs,
+        shape: ModelShape,
+        *,
+        keys: Tensor,
+        values: Tensor,
     ) -> AttentionInputs:
         of_keys, of_values = (table[inputs.layer].float().T for table in (keys, values))
         numbers = of_keys.new_zeros(1, self.clip + 1)
-        return replace(inputs, relative=Relative(numbers, of_keys[None] * inputs.scaling, of_values))
+        return replace(
+            inputs,
+            relative=Relative(numbers, of_keys[None] * inputs.scaling, of_values),
+        )
 
 
 class TransformerXL(Encoding):
@@ -59,17 +69,29 @@ class TransformerXL(Encoding):
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         by_head = shape.heads, shape.head_dim
-        return {"projection": (shape.layers, *by_head, shape.hidden_size), "u": by_head, "v": by_head}
+        return {
+            "projection": (shape.layers, *by_head, shape.hidden_size),
+            "u": by_head,
+            "v": by_head,
+        }
 
     def apply(
-        self, inputs: AttentionInputs, shape: ModelShape, *, projection: Tensor, u: Tensor, v: Tensor
+        self,
+        inputs: AttentionInputs,
+        shape: ModelShape,
+        *,
+        projection: Tensor,
+        u: Tensor,
+        v: Tensor,
     ) -> AttentionInputs:
         distances = torch.arange(inputs.reach, device=inputs.device)
         projection, u, v = projection[inputs.layer].float(), u.float(), v.float()
         with torch.autocast(inputs.device.type, enabled=False):
             sinusoids = sinusoid(distances, shape.hidden_size).T
             vectors = projection * inputs.scaling @ sinusoids  # [H, D, distances]
-            numbers = ((v - u)[:, None] @ vectors)[:, 0]  # for queries that already include u
+            numbers = ((v - u)[:, None] @ vectors)[
+                :, 0
+            ]  # for queries that already include u
         query = inputs.query + u[:, None].to(inputs.query)
         return replace(inputs, query=query, relative=Relative(numbers, vectors))
 
@@ -96,26 +118,38 @@ class NEZHA(Encoding):
         # rotated back.
         query, key, width = inputs.query, inputs.key, shape.head_dim
         of_queries = sinusoid(inputs.query_positions, width)[:, None]
-        more = sinusoid(inputs.key_positions, width)[:, None].to(key.dtype).expand_as(key)
+        more = (
+            sinusoid(inputs.key_positions, width)[:, None].to(key.dtype).expand_as(key)
+        )
         return replace(
             inputs,
             query=torch.cat((query, _rotated(query, of_queries)), -1),
             key=torch.cat((key, more), -1),
             value=torch.cat((inputs.value, more), -1),
-            finish=lambda out: out[..., :width] + _rotated_back(out[..., width:], of_queries),
+            finish=lambda out: (
+                out[..., :width] + _rotated_back(out[..., width:], of_queries)
+            ),
         )
 
 
 def _rotated(query: Tensor, of_queries: Tensor) -> Tensor:
     """Rotate a query, so that its product with a key's sinusoid is that with the difference's sinusoid."""
     (x, y), (sin, cos) = _pairs(query), _pairs(of_queries)
-    return torch.stack((x * cos + y * sin, y * cos - x * sin), -1).flatten(-2).to(query.dtype)
+    return (
+        torch.stack((x * cos + y * sin, y * cos - x * sin), -1)
+        .flatten(-2)
+        .to(query.dtype)
+    )
 
 
 def _rotated_back(summed: Tensor, of_queries: Tensor) -> Tensor:
     """Turn weighted sums of the keys' sinusoids into those of the differences."""
     (x, y), (sin, cos) = _pairs(summed), _pairs(of_queries)
-    return torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2).to(summed.dtype)
+    return (
+        torch.stack((x * cos - y * sin, y * cos + x * sin), -1)
+        .flatten(-2)
+        .to(summed.dtype)
+    )
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,12 +174,16 @@ class T5Bias(Encoding):
 
     def check(self) -> None:
         super().check()
-        self._require(self.max_distance > self.buckets // 2, "max_distance", "above buckets/2")
+        self._require(
+            self.max_distance > self.buckets // 2, "max_distance", "above buckets/2"
+        )
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         return {"table": (self.buckets, shape.heads)}
 
-    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, table: Tensor) -> AttentionInputs:
+    def apply(
+        self, inputs: AttentionInputs, shape: ModelShape, *, table: Tensor
+    ) -> AttentionInputs:
         distances = torch.arange(
             self.max_distance + 1, device=inputs.device
         )  # larger distances use the last one
@@ -162,7 +200,9 @@ def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
         max_distance: See `T5Bias`.
     """
     exact = buckets // 2
-    ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(
+        max_distance / exact
+    )
     beyond = exact + (ratio * (buckets - exact)).long()
     return torch.where(distances < exact, distances, beyond.clamp(max=buckets - 1))
 
@@ -178,7 +218,9 @@ class ALiBi(Encoding):
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         return {"slopes": slopes(shape.heads)}
 
-    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, slopes: Tensor) -> AttentionInputs:
+    def apply(
+        self, inputs: AttentionInputs, shape: ModelShape, *, slopes: Tensor
+    ) -> AttentionInputs:
         distances = torch.arange(inputs.reach, device=inputs.device)
         return replace(inputs, relative=Relative(-slopes[:, None] * distances.float()))
 

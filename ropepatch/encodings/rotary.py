@@ -35,7 +35,11 @@ def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     rotary = x[..., : cos.shape[-1]]
     first, second = rotary.chunk(2, -1)
     out = rotary * cos + torch.cat((-second, first), -1) * sin
-    return out if rotary.shape == x.shape else torch.cat((out, x[..., cos.shape[-1] :]), -1)
+    return (
+        out
+        if rotary.shape == x.shape
+        else torch.cat((out, x[..., cos.shape[-1] :]), -1)
+    )
 
 
 class RoPE(Encoding):
@@ -57,10 +61,19 @@ class RoPE(Encoding):
         """Return the angles [B, T, n] of positions [B, T], in radians, float32."""
         return positions[..., None].float() * inv_freq.to(positions.device)
 
-    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
+    def apply(
+        self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor
+    ) -> AttentionInputs:
         query, key = (
-            rotated(x, self.angles(positions, inv_freq), self.rope(shape).carried_attention_factor)
-            for x, positions in ((inputs.query, inputs.query_positions), (inputs.key, inputs.key_positions))
+            rotated(
+                x,
+                self.angles(positions, inv_freq),
+                self.rope(shape).carried_attention_factor,
+            )
+            for x, positions in (
+                (inputs.query, inputs.query_positions),
+                (inputs.key, inputs.key_positions),
+            )
         )
         return replace(inputs, query=query, key=key)
 
@@ -107,7 +120,10 @@ class ProportionalRotary(RoPE):
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         inv_freq = self.rope(shape).inv_freq()
-        return {"inv_freq": inv_freq * (torch.arange(len(inv_freq)) < int(self.share * len(inv_freq)))}
+        return {
+            "inv_freq": inv_freq
+            * (torch.arange(len(inv_freq)) < int(self.share * len(inv_freq)))
+        }
 
 
 class Axial(RoPE):
@@ -134,7 +150,9 @@ class Axial(RoPE):
             )
 
     def rope(self, shape: ModelShape) -> Rope:
-        return Rope(shape.head_dim // (len(self.grid) + 1), shape.rope.rope_theta, shape.window)
+        return Rope(
+            shape.head_dim // (len(self.grid) + 1), shape.rope.rope_theta, shape.window
+        )
 
     def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
         return super().angles(coordinates(positions, self.grid), inv_freq).flatten(-2)
@@ -171,13 +189,23 @@ class XPos(RoPE):
         return super().constants(shape) | {"decay": decay}
 
     def apply(  # type: ignore[override]  # one more tensor
-        self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor, decay: Tensor
+        self,
+        inputs: AttentionInputs,
+        shape: ModelShape,
+        *,
+        inv_freq: Tensor,
+        decay: Tensor,
     ) -> AttentionInputs:
         query, key = inputs.query, inputs.key
         origin = inputs.query_positions.amax(-1, keepdim=True)
         reach = (origin - inputs.query_positions).max() / self.scale_base
         largest = float(query.detach().abs().max() * key.detach().abs().max())
-        bound = float(decay.min() ** -reach.float()) * 4 * query.shape[-1] * max(largest, 1.0)
+        bound = (
+            float(decay.min() ** -reach.float())
+            * 4
+            * query.shape[-1]
+            * max(largest, 1.0)
+        )
         if not bound < torch.finfo(query.dtype).max:
             raise RopepatchError(
                 f"xpos over {int(reach * self.scale_base)} tokens leaves the range of {query.dtype}",
@@ -188,7 +216,9 @@ class XPos(RoPE):
             behind = (
                 (positions - origin).clamp(max=0)[..., None].float()
             )  # empty cache slots have larger positions
-            power: Tensor = shape.rope.carried_attention_factor * decay ** (sign * behind / self.scale_base)
+            power: Tensor = shape.rope.carried_attention_factor * decay ** (
+                sign * behind / self.scale_base
+            )
             return rotated(x, self.angles(positions, inv_freq), power)
 
         return replace(
@@ -225,7 +255,11 @@ class DroPE(Encoding):
     temperature: Amount = 1.0
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
-        return inputs if self.temperature == 1 else replace(inputs, query=inputs.query * self.temperature)
+        return (
+            inputs
+            if self.temperature == 1
+            else replace(inputs, query=inputs.query * self.temperature)
+        )
 
 
 class NoPEHeads(RoPE):
@@ -251,13 +285,19 @@ class NoPEHeads(RoPE):
                 hint="use nope-layers, or another share",
             )
 
-    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
+    def apply(
+        self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor
+    ) -> AttentionInputs:
         groups = self._groups(shape)
         heads = groups * (inputs.query.shape[1] // inputs.key.shape[1])
-        first = replace(inputs, query=inputs.query[:, :heads], key=inputs.key[:, :groups])
+        first = replace(
+            inputs, query=inputs.query[:, :heads], key=inputs.key[:, :groups]
+        )
         first = super().apply(first, shape, inv_freq=inv_freq)
         query = torch.cat((first.query, inputs.query[:, heads:]), 1)
-        return replace(inputs, query=query, key=torch.cat((first.key, inputs.key[:, groups:]), 1))
+        return replace(
+            inputs, query=query, key=torch.cat((first.key, inputs.key[:, groups:]), 1)
+        )
 
     def _groups(self, shape: ModelShape) -> int:
         return round(self.rotated * shape.key_value_heads)
@@ -284,7 +324,9 @@ class NoPELayers(RoPE):
                 hint=f"every={shape.layers} leaves the last one without positions",
             )
 
-    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
+    def apply(
+        self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor
+    ) -> AttentionInputs:
         if (inputs.layer + 1) % self.every == 0:
             return inputs
         return super().apply(inputs, shape, inv_freq=inv_freq)

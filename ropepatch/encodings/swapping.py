@@ -21,7 +21,13 @@ from ropepatch.attention.interchange import (
 from ropepatch.attention.modeling_position_remapping import rotate
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.encodings.attention import ENCODING_ATTENTION
-from ropepatch.encodings.encoding import ENCODINGS, AttentionInputs, Encoding, EncodingModule, ModelShape
+from ropepatch.encodings.encoding import (
+    ENCODINGS,
+    AttentionInputs,
+    Encoding,
+    EncodingModule,
+    ModelShape,
+)
 from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
@@ -55,7 +61,9 @@ class SwappedPositions(PositionsInAttention):
     reason = "its position encoding is swapped"
     attention, what, when = ENCODING_ATTENTION, "encoding", "swap"
 
-    def __init__(self, stock: nn.Module, module: EncodingModule, config: PreTrainedConfig) -> None:
+    def __init__(
+        self, stock: nn.Module, module: EncodingModule, config: PreTrainedConfig
+    ) -> None:
         super().__init__(stock, config)
         self.encoding = module.encoding
         self.module: nn.Module = module  # PEFT wraps it
@@ -87,12 +95,16 @@ class SwappedPositions(PositionsInAttention):
             )
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        twin.__dict__.update(
+            {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
+        )
         return twin
 
     def extra_repr(self) -> str:
         """Return the text that `print(model)` shows."""
-        values = [f"{name}={value!r}" for name, value in self.encoding.parameters().items()]
+        values = [
+            f"{name}={value!r}" for name, value in self.encoding.parameters().items()
+        ]
         return ", ".join([self.encoding.name, *values])
 
 
@@ -103,7 +115,9 @@ class Swap(Substitution[SwappedPositions]):
     def encoding(self) -> Encoding:
         """The encoding in use; raises `RopepatchError` after `remove()`."""
         if not self.in_force:
-            raise RopepatchError("this encoding has been taken out", hint="call ropepatch.swap again")
+            raise RopepatchError(
+                "this encoding has been taken out", hint="call ropepatch.swap again"
+            )
         return self._substitute.encoding
 
     @property
@@ -111,7 +125,9 @@ class Swap(Substitution[SwappedPositions]):
         """The module of the encoding; its parameters are new and need training."""
         return self._substitute.module
 
-    def save(self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    def save(
+        self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Path:
         """Write the model with this encoding into a new folder, which `ropepatch.load` loads again.
 
         Stock transformers would load such weights with RoPE, with meaningless results. So config.json has a
@@ -131,7 +147,10 @@ class Swap(Substitution[SwappedPositions]):
                 f"{encoding.name} is not registered, so a saved checkpoint could not be loaded",
                 hint=f"ropepatch.ENCODINGS[{encoding.name!r}] = {type(encoding).__name__}",
             )
-        if any(".base_layer." in name or ".lora_" in name for name, _ in self.model.named_parameters()):
+        if any(
+            ".base_layer." in name or ".lora_" in name
+            for name, _ in self.model.named_parameters()
+        ):
             raise RopepatchError(
                 "this model holds an adapter that is not merged",
                 hint="model.merge_and_unload() first, or save the adapter by PEFT",
@@ -150,9 +169,14 @@ class Swap(Substitution[SwappedPositions]):
         first = _first_layer(self.model, self.path)
         for key, hook in list(first._forward_pre_hooks.items()):
             if getattr(hook, "__self__", None) is self._substitute:
-                del first._forward_pre_hooks[key], first._forward_pre_hooks_with_kwargs[key]
+                del (
+                    first._forward_pre_hooks[key],
+                    first._forward_pre_hooks_with_kwargs[key],
+                )
         encoding = self._substitute.encoding
-        logger.info("%s: positions %s -> rope", type(self.model).__name__, encoding.name)
+        logger.info(
+            "%s: positions %s -> rope", type(self.model).__name__, encoding.name
+        )
 
 
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
@@ -186,23 +210,30 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
     """Swap the encoding of a model that shares its configurations with no other."""
     if swapped(base) is not None:
         raise RopepatchError(
-            "the encoding of this model is already swapped", hint="call remove() on its swap first"
+            "the encoding of this model is already swapped",
+            hint="call remove() on its swap first",
         )
     config = Config.of(base)
     attentions = _attentions(base, config)
     if encoding.family == "absolute":
         _check_embeddings(base)
     weight = next(attentions[0].parameters())
-    module = EncodingModule(encoding, ModelShape.of(config)).to(weight.device, base.dtype)
+    module = EncodingModule(encoding, ModelShape.of(config)).to(
+        weight.device, base.dtype
+    )
     path = config.site.path
     stock = base.get_submodule(path)
-    positions = SwappedPositions(stock, module, text_config(base.config)).train(base.training)
+    positions = SwappedPositions(stock, module, text_config(base.config)).train(
+        base.training
+    )
     positions.configs = configs
     base.set_submodule(path, positions)
     for attention in attentions:
         attention.__dict__[POSITIONS_SLOT] = positions
     if positions.absolute:
-        _first_layer(base, path).register_forward_pre_hook(positions.added, with_kwargs=True)
+        _first_layer(base, path).register_forward_pre_hook(
+            positions.added, with_kwargs=True
+        )
     set_attention(base, ENCODING_ATTENTION)
     logger.info("%s: positions rope -> %s", type(base).__name__, positions.extra_repr())
     return Swap(base, path, positions)
@@ -232,10 +263,14 @@ def _attentions(base: PreTrainedModel, config: Config) -> list[nn.Module]:
     decoder = base.get_submodule(config.site.path.rpartition(".")[0])
     reasons = {
         "only a part of each head rotates": config.rotates_partly,
-        "its layers do not stand beside its rotary module": not hasattr(decoder, "layers"),
+        "its layers do not stand beside its rotary module": not hasattr(
+            decoder, "layers"
+        ),
         "its RoPE differs by layer type": config.layer_type is not None,
     }
-    if reason := uninterchangeable(base) or next((one for one, holds in reasons.items() if holds), None):
+    if reason := uninterchangeable(base) or next(
+        (one for one, holds in reasons.items() if holds), None
+    ):
         raise refusal(reason)
     layers = rotating_layers(base, config.site, refusal)
     if not all(layers.values()):

@@ -30,7 +30,8 @@ class Comparison:
     parameters: Mapping[str, Any]
     results: Mapping[str, Result]  # by a unique name; without the floor
     floor: Result | None  # the least possible loss, if it is known
-    extended_from: int | None = None  # the original length, if extended without training
+    # The original length, if extended without training
+    extended_from: int | None = None
 
     @property
     def history(self) -> str:
@@ -41,15 +42,27 @@ class Comparison:
 
     def rows(self, measure: str, *keys: str) -> dict[str, list[Row]]:
         """The rows of a measure at these keys, by name of the result."""
-        return {name: rows for name, result in self.results.items() if (rows := result.of(measure, *keys))}
+        return {
+            name: rows
+            for name, result in self.results.items()
+            if (rows := result.of(measure, *keys))
+        }
 
     def named(self) -> dict[str, Result]:
         """Every result by its name, the floor last."""
-        return dict(self.results) if self.floor is None else {**self.results, FLOOR: self.floor}
+        return (
+            dict(self.results)
+            if self.floor is None
+            else {**self.results, FLOOR: self.floor}
+        )
 
     def kinds_of_rows(self) -> list[tuple[str, tuple[str, ...]]]:
         """The measures of the results with the keys of their places, in order."""
-        kinds = ((row.measure, tuple(row.at)) for result in self.results.values() for row in result.rows)
+        kinds = (
+            (row.measure, tuple(row.at))
+            for result in self.results.values()
+            for row in result.rows
+        )
         return list(dict.fromkeys(kinds))
 
     @property
@@ -60,7 +73,12 @@ class Comparison:
     @property
     def series(self) -> list[Series]:
         """The measures by length, in order; never pooled over several kinds."""
-        rows = (row for result in self.results.values() for row in result.rows if by_length(row))
+        rows = (
+            row
+            for result in self.results.values()
+            for row in result.rows
+            if by_length(row)
+        )
         found = dict.fromkeys(Series(row.measure, row.at.get("kind")) for row in rows)  # type: ignore[arg-type]
         return [one for one in found if (one.kind is None) == (len(self.kinds) < 2)]
 
@@ -83,16 +101,26 @@ class Comparison:
 
     def lengths(self, series: Series) -> list[int]:
         """The lengths of a series, ascending."""
-        return sorted({row.length for result in self.results.values() for row in series.of(result)})
+        return sorted(
+            {
+                row.length
+                for result in self.results.values()
+                for row in series.of(result)
+            }
+        )
 
     def at(self, measure: str, **at: int | float | str) -> dict[str, Row]:
         """The rows at a place, by name of the result."""
-        rows = {name: result.row(measure, **at) for name, result in self.results.items()}
+        rows = {
+            name: result.row(measure, **at) for name, result in self.results.items()
+        }
         return {name: row for name, row in rows.items() if row is not None}
 
     def last(self, name: str, series: Series) -> Row | None:
         """The row of a result at the greatest length up to the target length."""
-        rows = [row for row in series.of(self.results[name]) if row.length <= self.target]
+        rows = [
+            row for row in series.of(self.results[name]) if row.length <= self.target
+        ]
         return max(rows, key=lambda row: row.length, default=None)
 
     def warnings(self) -> list[str]:
@@ -110,7 +138,11 @@ def not_counted(base: Result) -> dict[str, str]:
     found: dict[str, dict[int, Mean]] = {}
     for row in base.of("found", "kind", "length"):
         found.setdefault(str(row.at["kind"]), {})[row.length] = row.mean
-    asked = {"keys": base.parameters["keys"], "trained": base.model["trained"]} if found else {}
+    asked = (
+        {"keys": base.parameters["keys"], "trained": base.model["trained"]}
+        if found
+        else {}
+    )
     reasons = {kind: why_not_counted(shares, **asked) for kind, shares in found.items()}
     return {kind: reason for kind, reason in reasons.items() if reason}
 
@@ -118,20 +150,29 @@ def not_counted(base: Result) -> dict[str, str]:
 def few(result: Result) -> list[str]:
     """A warning if a result has too few documents or prompts."""
     rows = [row for row in result.rows if row.clusters and by_length(row)]
-    sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}  # not all have key tokens
+    sizes = {
+        len(row.clusters) for row in rows if row.measure == rows[0].measure
+    }  # not all have key tokens
     if not sizes or (clusters := min(sizes)) >= FEW:
         return []
     unit = UNITS.get(result.task, "clusters")
     if clusters < FEWEST:
-        return [f"{unit}: {clusters}; without {FEWEST} there is no interval, and no difference is tested"]
-    return [f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant"]
+        return [
+            f"{unit}: {clusters}; without {FEWEST} there is no interval, and no difference is tested"
+        ]
+    return [
+        f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant"
+    ]
 
 
 def training_free(results: Mapping[str, Result], fine_tuned: Result) -> str | None:
     """The name of the result with the scaling of a fine-tuned one and the weights before the training."""
     scaling, weights = as_read(fine_tuned.scaling), fine_tuned.model["fine_tuned_from"]
     for name, result in results.items():
-        if result.model.get("weights") == weights and as_read(result.scaling) == scaling:
+        if (
+            result.model.get("weights") == weights
+            and as_read(result.scaling) == scaling
+        ):
             return name
     return None
 
@@ -144,9 +185,14 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
         model = dict(result.model)
         if base := model.pop("fine_tuned_from", None):
             model["weights"] = base
-        key, settings = (json.dumps(identity(of), sort_keys=True) for of in (model, result.parameters))
+        key, settings = (
+            json.dumps(identity(of), sort_keys=True)
+            for of in (model, result.parameters)
+        )
         names.setdefault(key, result.model["name"])
-        groups.setdefault((key, result.task, result.target, settings), []).append(result)
+        groups.setdefault((key, result.task, result.target, settings), []).append(
+            result
+        )
     return [_comparison(names[key], group) for (key, *_), group in groups.items()]
 
 
@@ -186,20 +232,28 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     groups = comparisons(results)
     places = {(group.model, group.trained, group.target) for group in groups}
     if len(places) != 1:
-        raise RopepatchError(f"a summary needs one model and one target, got {len(places)}")
+        raise RopepatchError(
+            f"a summary needs one model and one target, got {len(places)}"
+        )
     ((model, trained, target),) = places
     tasks = [_task_summary(group) for group in groups if group.results]
-    content: dict[str, Any] = as_read({"model": model, "trained": trained, "target": target, "tasks": tasks})
+    content: dict[str, Any] = as_read(
+        {"model": model, "trained": trained, "target": target, "tasks": tasks}
+    )
     return content
 
 
 def _task_summary(group: Comparison) -> dict[str, Any]:
     task = task_of(group.task)
-    settings = {key: group.parameters[key] for key in task.identity if key in group.parameters}
+    settings = {
+        key: group.parameters[key] for key in task.identity if key in group.parameters
+    }
     return {
         "task": group.task,
         **settings,
-        "results": {name: _quoted(group, result) for name, result in group.named().items()},
+        "results": {
+            name: _quoted(group, result) for name, result in group.named().items()
+        },
     }
 
 
@@ -209,6 +263,10 @@ def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
     for series in group.series:
         rows = {row.length: row for row in series.of(result)}
         bounds = (group.trained, group.target)
-        places = {max(within) for bound in bounds if (within := [n for n in rows if n <= bound])}
+        places = {
+            max(within)
+            for bound in bounds
+            if (within := [n for n in rows if n <= bound])
+        }
         quoted += [rows[length] for length in sorted(places)]
     return [row.tidy() for row in quoted]

@@ -48,7 +48,9 @@ class LossCurve:
             RopepatchError: If no row has ``length`` tokens, or ``length`` is below 2.
         """
         check_length(length)
-        read = [nll[: length - 1] if len(nll) >= length - 1 else nll[:0] for nll in self.nll]
+        read = [
+            nll[: length - 1] if len(nll) >= length - 1 else nll[:0] for nll in self.nll
+        ]
         return self._sum(read, f"{length} tokens")
 
     def between(self, begin: int, end: int) -> Mean:
@@ -77,7 +79,9 @@ class LossCurve:
                 f"cannot subtract {self!r} from {limited!r}: not the same tokens",
                 hint="measure the same documents in the same order, cut to the same length, in one row each",
             )
-        gains = tuple(short - full for short, full in zip(limited.nll, self.nll, strict=True))
+        gains = tuple(
+            short - full for short, full in zip(limited.nll, self.nll, strict=True)
+        )
         return LossCurve(gains, self.documents)
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
@@ -89,7 +93,9 @@ class LossCurve:
 
     def _sum(self, losses: list[Tensor], wanted: str) -> Mean:
         if not any(map(len, losses)):
-            raise RopepatchError(f"no document has {wanted}: the longest has {self._longest()} tokens")
+            raise RopepatchError(
+                f"no document has {wanted}: the longest has {self._longest()} tokens"
+            )
         sums: defaultdict[int, list[float]] = defaultdict(list)
         counts: defaultdict[int, int] = defaultdict(int)
         for index, every in zip(self._indices(), losses, strict=True):
@@ -114,7 +120,9 @@ class LossCurve:
 
     def _doublings(self) -> Iterator[tuple[int, Mean]]:
         longest = self._longest()
-        for length in sorted({2**k for k in range(4, longest.bit_length())} | {longest}):
+        for length in sorted(
+            {2**k for k in range(4, longest.bit_length())} | {longest}
+        ):
             yield length, self.at(length)
 
     def to_pandas(self) -> DataFrame:
@@ -141,4 +149,6 @@ class LossCurve:
 def check_length(length: int) -> None:
     """Refuse a length at which no token is scored."""
     if whole_number("length", length) < 2:
-        raise RopepatchError(f"length must be at least 2 tokens, got {length}: the first is never scored")
+        raise RopepatchError(
+            f"length must be at least 2 tokens, got {length}: the first is never scored"
+        )

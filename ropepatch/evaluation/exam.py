@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 TOKENS = 2**16  # approximate tokens of the all prompts
 MOST, LEAST = 32, 4  # prompts
-SHORTER, SHORTEST = 8, 512  # prompts have at least this share of the original length, and so many tokens
+SHORTER, SHORTEST = (
+    8,
+    512,
+)  # prompts have at least this share of the original length, and so many tokens
 KEYS = 8  # questions of each kind per prompt
 FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
 
@@ -50,7 +53,11 @@ def answerable(
         with progress("questions within the original length") as advance:
             answers = ask(model, haystacks, progress=advance)
         shares = {kind: {length: answers.found(length, kind)} for kind in plan.kinds}
-        if found := [k for k in shares if why_not_counted(shares[k], keys=keys, trained=window) is None]:
+        if found := [
+            k
+            for k in shares
+            if why_not_counted(shares[k], keys=keys, trained=window) is None
+        ]:
             return found
     return []
 

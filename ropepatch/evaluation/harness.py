@@ -58,16 +58,23 @@ def run_tasks(
         manager = _manager(tasks, include_path, values)
         try:
             results = evaluate(
-                model=reader, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=1000
+                model=reader,
+                tasks=list(tasks),
+                task_manager=manager,
+                limit=limit,
+                bootstrap_iters=1000,
             )
         except ImportError as error:
             raise RopepatchError(
                 f"a package of {', '.join(tasks)} is missing: {_first_line(error)}",
-                hint=f"pip install {error.name}" if error.name else "install what lm-eval names",
+                hint=f"pip install {error.name}"
+                if error.name
+                else "install what lm-eval names",
             ) from error
         except AssertionError as error:  # no room for a prompt next to the answer
             raise RopepatchError(
-                f"{', '.join(tasks)}: {_first_line(error)}", hint="extend the model to more"
+                f"{', '.join(tasks)}: {_first_line(error)}",
+                hint="extend the model to more",
             ) from error
         except OSError as error:  # of datasets, requests and httpx
             offline = "HF_HUB_OFFLINE is set: only data sets in the cache can be loaded"
@@ -103,7 +110,10 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     os.environ["DISABLE_MULTIPROC"] = "1"  # no worker processes for its bootstrap
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), redirect_stdout(sys.stderr):
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            redirect_stdout(sys.stderr),
+        ):
             yield
     finally:
         random.setstate(states[0])
@@ -122,7 +132,9 @@ def _saved(tokenizer: PreTrainedTokenizerBase, folder: str) -> PreTrainedTokeniz
     return own
 
 
-def _manager(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]) -> Any:
+def _manager(
+    tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]
+) -> Any:
     """The task manager; it lists the thousands of tasks of lm-eval only if they are needed."""
     folder = None if include_path is None else str(include_path)
     for bundled in (False, True):
@@ -132,15 +144,24 @@ def _manager(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[
         unknown = [task for task in tasks if task not in manager.all_tasks]
         if not unknown:
             return manager
-    near = [name for task in unknown for name in get_close_matches(task, manager.all_tasks, n=1)]
+    near = [
+        name
+        for task in unknown
+        for name in get_close_matches(task, manager.all_tasks, n=1)
+    ]
     raise RopepatchError(
         f"lm-eval has no task {', '.join(unknown)}",
-        hint=f"did you mean {', '.join(near)}?" if near else "list them with `lm-eval ls tasks`",
+        hint=f"did you mean {', '.join(near)}?"
+        if near
+        else "list them with `lm-eval ls tasks`",
     )
 
 
 def _reader(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[str], **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str],
+    **options: Any,
 ) -> Any:
     """The model for lm-eval, with errors instead of truncation."""
     huggingface = import_module("lm_eval.models.huggingface")
@@ -159,9 +180,16 @@ def _reader(
                     hint="use shorter prompts, or extend the model to more",
                 )
 
-        def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        def _loglikelihood_tokens(
+            self, requests: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             # The last token is predicted, but no input.
-            self.refuse(max((len(context) + len(answer) - 1 for _, context, answer in requests), default=0))
+            self.refuse(
+                max(
+                    (len(context) + len(answer) - 1 for _, context, answer in requests),
+                    default=0,
+                )
+            )
             return super()._loglikelihood_tokens(requests, *args, **kwargs)
 
         def loglikelihood_rolling(self, requests: Any, **kwargs: Any) -> Any:
@@ -174,7 +202,9 @@ def _reader(
                 self.add_bos_token = setting
 
         def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
-            room = kwargs.pop("left_truncate_len", None)  # the model's length less the answer's
+            room = kwargs.pop(
+                "left_truncate_len", None
+            )  # the model's length less the answer's
             ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
             if room is not None:
                 self.refuse(ids.shape[1] + self.max_length - room)
@@ -189,12 +219,28 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Score]:
     rows = []
     for key, value in scores.items():
         metric, comma, which = key.partition(",")
-        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+        if (
+            not comma
+            or metric.endswith("_stderr")
+            or not isinstance(value, int | float)
+        ):
             continue
-        samples = [sample for sample in results["samples"].get(task, []) if sample["filter"] == which]
-        values = [sample[metric] for sample in samples if sample.get(metric, UNASKED) != UNASKED]
+        samples = [
+            sample
+            for sample in results["samples"].get(task, [])
+            if sample["filter"] == which
+        ]
+        values = [
+            sample[metric]
+            for sample in samples
+            if sample.get(metric, UNASKED) != UNASKED
+        ]
         n = len(values)
-        share = n > 0 and all(one in (0, 1) for one in values) and math.isclose(value, sum(values) / n)
+        share = (
+            n > 0
+            and all(one in (0, 1) for one in values)
+            and math.isclose(value, sum(values) / n)
+        )
         if samples and not n:
             continue
         rows.append(

@@ -43,7 +43,9 @@ class Mean:
     @classmethod
     def of(cls, clusters: Sequence[Sequence[float]], *, share: bool = False) -> Mean:
         """The mean of clusters from JSON."""
-        return cls(tuple((float(total), float(weight)) for total, weight in clusters), share)
+        return cls(
+            tuple((float(total), float(weight)) for total, weight in clusters), share
+        )
 
     @property
     def weight(self) -> float:
@@ -53,7 +55,11 @@ class Mean:
     @property
     def value(self) -> float:
         """r, independent of the order of the clusters; NaN if there are none."""
-        return math.fsum(total for total, _ in self.clusters) / self.weight if self.clusters else math.nan
+        return (
+            math.fsum(total for total, _ in self.clusters) / self.weight
+            if self.clusters
+            else math.nan
+        )
 
     @property
     def perplexity(self) -> float:
@@ -118,8 +124,14 @@ class Mean:
         # The variance is a quadratic form of the means with the matrix F = M' diag(scale) M, M = I - 1 p',
         # whose trace is q. The degrees of freedom are q^2 / tr(F^2), with tr(F^2) written out:
         all_scales, scaled = scale.sum(), (scale * p).sum()
-        squared = 2 * (scale * p**2).sum() * all_scales + 2 * scaled**2 + (q * all_scales) ** 2
-        squared += (scale**2 * (1 + 2 * (q - 2 * p))).sum() - 4 * q * scaled * all_scales
+        squared = (
+            2 * (scale * p**2).sum() * all_scales
+            + 2 * scaled**2
+            + (q * all_scales) ** 2
+        )
+        squared += (
+            scale**2 * (1 + 2 * (q - 2 * p))
+        ).sum() - 4 * q * scaled * all_scales
         return math.sqrt(float((scale * residuals**2).sum())), float(q**2 / squared)
 
     def _wilson(self, t: float) -> Interval:
@@ -213,17 +225,28 @@ class ShareDifference(Mean):
 
     def _distance(self, of_first: float, of_second: float) -> float:
         """The distance of an end from the difference, by the distances of the ends of both shares."""
-        square = of_first**2 - 2 * self._correlation * of_first * of_second + of_second**2
+        square = (
+            of_first**2 - 2 * self._correlation * of_first * of_second + of_second**2
+        )
         return math.sqrt(max(0.0, square))
 
     @property
     def _correlation(self) -> float:
         """The correlation of both shares over haystacks, shrunk by one part in their number; 0 if unknown."""
-        found = np.array([[total for total, _ in share.clusters] for share in (self.first, self.second)])
+        found = np.array(
+            [
+                [total for total, _ in share.clusters]
+                for share in (self.first, self.second)
+            ]
+        )
         weights = np.array([weight for _, weight in self.clusters])
         first, second = found - np.outer([self.first.value, self.second.value], weights)
         scale = math.sqrt(float((first**2).sum() * (second**2).sum()))
-        return float((first * second).sum()) / scale * (1 - 1 / len(weights)) if scale else 0.0
+        return (
+            float((first * second).sum()) / scale * (1 - 1 / len(weights))
+            if scale
+            else 0.0
+        )
 
     @cached_property
     def _at_least(self) -> NDArray[np.float64]:
@@ -231,7 +254,9 @@ class ShareDifference(Mean):
         probabilities = np.ones(1)
         for total, _ in self.clusters:
             apart = np.zeros(2 * abs(round(total)))
-            probabilities = (np.append(probabilities, apart) + np.append(apart, probabilities)) / 2
+            probabilities = (
+                np.append(probabilities, apart) + np.append(apart, probabilities)
+            ) / 2
         most = len(probabilities) // 2
         of_distance = np.bincount(np.abs(np.arange(-most, most + 1)), probabilities)
         return of_distance[::-1].cumsum()[::-1]

@@ -31,7 +31,9 @@ class Kept:
         with _disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for file in sorted(folder.glob("*.jsonl")):
-                for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                for line in file.read_text(
+                    encoding="utf-8", errors="replace"
+                ).splitlines():
                     with suppress(ValueError):
                         key, value = json.loads(line)
                         self.found[key] = value
@@ -43,7 +45,9 @@ class Kept:
                 # Another process that finished first may have removed it.
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with (self._folder / self._name).open("a", encoding="utf-8") as file:
-                    file.write(f"\n{json.dumps([key, value])}")  # the line before may be incomplete
+                    file.write(
+                        f"\n{json.dumps([key, value])}"
+                    )  # the line before may be incomplete
 
 
 @contextmanager
@@ -52,5 +56,6 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RopepatchError(
-            f"cannot keep results in {folder}: {error}", hint="choose a folder that you can write to"
+            f"cannot keep results in {folder}: {error}",
+            hint="choose a folder that you can write to",
         ) from error

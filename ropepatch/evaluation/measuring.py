@@ -19,16 +19,36 @@ from ropepatch.attention import Remapping
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
-from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
+from ropepatch.evaluation.results import (
+    Result,
+    as_read,
+    environment,
+    identity,
+    read_result,
+    slug,
+)
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
-from ropepatch.model.cost import CARDS, GIB, HOUR, Cost, forward_bytes, forward_operations, kind_of
+from ropepatch.model.cost import (
+    CARDS,
+    GIB,
+    HOUR,
+    Cost,
+    forward_bytes,
+    forward_operations,
+    kind_of,
+)
 from ropepatch.model.loading import AUTO, known_dtype
-from ropepatch.model.precision import describe_placement, num_parameters, placed, prefers_float32
+from ropepatch.model.precision import (
+    describe_placement,
+    num_parameters,
+    placed,
+    prefers_float32,
+)
 from ropepatch.model.source import without_paths
 from ropepatch.processes import ALONE, Processes
 from ropepatch.progress import Progress, no_bar
@@ -47,10 +67,15 @@ class Subject:
 
     name: str  # as the user gave it
     source: Checkpoint
-    processes: Processes  # those that share the measurements, with the device of this one
-    dtype: torch.dtype | None = None  # None for the one in which it runs fastest on the device
-    say: Callable[[str], None] = lambda line: None  # takes lines on the placement of the weights
-    base: Subject | None = None  # the model before fine-tuning: results have its name, texts its tokenizer
+    # Those that share the measurements, with the device of this one
+    processes: Processes
+    # None for the one in which it runs fastest on the device
+    dtype: torch.dtype | None = None
+    say: Callable[[str], None] = lambda line: (
+        None
+    )  # takes lines on the placement of the weights
+    # The model before fine-tuning: results have its name, texts its tokenizer
+    base: Subject | None = None
 
     @property
     def trained(self) -> int:
@@ -72,7 +97,9 @@ class Subject:
             float32 = False
             if self.dtype is None:
                 choose = partial(prefers_float32, device=device)
-                (float32,) = self.processes.deal([loaded], choose, lambda model: self.name)
+                (float32,) = self.processes.deal(
+                    [loaded], choose, lambda model: self.name
+                )
             loaded = placed(loaded, device, float32=float32)
         for line in describe_placement(loaded):
             self.say(line)
@@ -87,7 +114,10 @@ class Subject:
         """Its entry in results."""
         weights = self.source.fingerprint
         if self.base is not None:
-            return self.base.record | {"weights": weights, "fine_tuned_from": self.base.record["weights"]}
+            return self.base.record | {
+                "weights": weights,
+                "fine_tuned_from": self.base.record["weights"],
+            }
         rope = self.source.stock.rope
         before = context_before(self.source.folder, weights)
         extended = {} if before is None else {"extended_from": before}
@@ -112,7 +142,9 @@ class Job:
 
     subject: Subject
     label: str
-    plan: Plan | None  # of a fine-tuned model, whose checkpoint has the scaling, only recorded
+    plan: (
+        Plan | None
+    )  # of a fine-tuned model, whose checkpoint has the scaling, only recorded
     to: int
     measurement: Measurement
     place: str  # the beginning of its files' names: model, target and task
@@ -132,13 +164,22 @@ class Job:
     def request(self) -> dict[str, Any]:
         """The parts of its result known before the measurement, without paths of this machine."""
         record = None if self.plan is None else self.plan.to_dict()
-        keys = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
+        keys = (
+            "method",
+            "factor",
+            "parameters",
+            "target",
+            "attention_factor",
+            "inv_freq",
+        )
         request: dict[str, Any] = as_read(
             {
                 "task": self.measurement.task.name,
                 "label": self.label,
                 "model": self.subject.record,
-                "scaling": None if record is None else {key: record[key] for key in keys},
+                "scaling": None
+                if record is None
+                else {key: record[key] for key in keys},
                 "target": self.to,
                 "parameters": self.measurement.parameters,
             }
@@ -164,15 +205,21 @@ def measure(
     of a suite with one model, if already found.
     """
     if not suite.models:
-        raise RopepatchError("the suite has no models", hint="pass MODEL on the command line")
+        raise RopepatchError(
+            "the suite has no models", hint="pass MODEL on the command line"
+        )
     jobs: list[Job] = []
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
         subject = Subject(name, found.complete(), processes, dtype, say)
-        for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
+        for to in dict.fromkeys(
+            relative_length(length, subject.trained) for length in suite.to
+        ):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
-                plans[method.label] = plan_method(subject.source, method.name, method.parameters, to)
+                plans[method.label] = plan_method(
+                    subject.source, method.name, method.parameters, to
+                )
             variants = [(subject, label, plan) for label, plan in plans.items()]
             jobs += _jobs(prepare_tasks(suite, subject.source, to), variants, to)
     return _resumed(jobs, out, progress)
@@ -199,9 +246,14 @@ def measure_extension(
     tasks, if they exist. See `measure`.
     """
     subject = Subject(plan.source.name, plan.checkpoint(), processes, dtype, say)
-    variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
+    variants: list[Variant] = [
+        (subject, BASELINE, None),
+        (subject, plan.method.name, plan),
+    ]
     if fine_tuned is not None:
-        after = replace(subject, source=Checkpoint.find(fine_tuned, weights=True), base=subject)
+        after = replace(
+            subject, source=Checkpoint.find(fine_tuned, weights=True), base=subject
+        )
         if after.source.config.frequencies.distance(plan.change.frequencies):
             raise RopepatchError(
                 f"{fine_tuned} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
@@ -219,7 +271,11 @@ def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measur
     for task in suite.tasks:
         seen[task.name] += 1
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
-        place = "-".join(map(slug, (Path(source.name).name, short_length(to), f"{task.name}{number}")))
+        place = "-".join(
+            map(
+                slug, (Path(source.name).name, short_length(to), f"{task.name}{number}")
+            )
+        )
         measurements[place] = task.prepare(
             source.name,
             source.tokenizer,
@@ -230,7 +286,9 @@ def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measur
     return measurements
 
 
-def _jobs(measurements: Mapping[str, Measurement], variants: Sequence[Variant], to: int) -> list[Job]:
+def _jobs(
+    measurements: Mapping[str, Measurement], variants: Sequence[Variant], to: int
+) -> list[Job]:
     """Every task on every variant of one model, ordered so that weights are loaded once."""
     return [
         Job(subject, label, plan, to, measurement, place)
@@ -247,13 +305,20 @@ def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[
     for name, count in Counter([*floors, *(job.name for job in jobs)]).items():
         if count > 1:
             raise RopepatchError(
-                f"two results would be called {name}", hint="use different names for models and labels"
+                f"two results would be called {name}",
+                hint="use different names for models and labels",
             )
-    earlier = {} if out is None else {job.name: _earlier(job, out / f"{job.name}.json") for job in jobs}
+    earlier = (
+        {}
+        if out is None
+        else {job.name: _earlier(job, out / f"{job.name}.json") for job in jobs}
+    )
     return _run(jobs, earlier, _precisions(jobs, earlier, out), out, progress)
 
 
-def _precisions(jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None) -> dict[str, str]:
+def _precisions(
+    jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None
+) -> dict[str, str]:
     """The dtype of earlier results, by model; refuses several dtypes for one model."""
     found: dict[str, str] = {}
     for job in jobs:
@@ -284,8 +349,14 @@ def _run(
             own = [replace(job, subject=subject) for job in own]
         ahead = [job for job in own if not earlier.get(job.name)]
         if ahead:
-            mapped = [job for job in ahead if job.plan and isinstance(job.plan.method, Remapping)]
-            with mapped[0].patched() if mapped else nullcontext():  # raises its errors before the first job
+            mapped = [
+                job
+                for job in ahead
+                if job.plan and isinstance(job.plan.method, Remapping)
+            ]
+            with (
+                mapped[0].patched() if mapped else nullcontext()
+            ):  # raises its errors before the first job
                 pass
             if cost := forecast(subject.model, [job.measurement for job in ahead]):
                 subject.say(f"to measure: {cost}")
@@ -311,7 +382,10 @@ def _earlier(job: Job, file: Path) -> Result | None:
     if (dtype := job.subject.dtype) and result.env.get("dtype") != str(dtype):
         earlier["dtype"], now["dtype"] = result.env.get("dtype"), str(dtype)
     check_resumed(
-        f"{file} was measured with other settings", earlier, now, hint=f"choose another {argument('out')}"
+        f"{file} was measured with other settings",
+        earlier,
+        now,
+        hint=f"choose another {argument('out')}",
     )
     return replace(result, **settings)
 
@@ -327,11 +401,18 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     length = max(job.measurement.reads or [job.to])
     with (
         job.patched(),
-        progress(f"{job.measurement.task.name}, {label}, {short_length(length)}") as advance,
+        progress(
+            f"{job.measurement.task.name}, {label}, {short_length(length)}"
+        ) as advance,
     ):
         rows = job.measurement.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
-    return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name, subject)
+    return _written(
+        Result(**job.request, rows=rows, env=env, seconds=seconds),
+        out,
+        job.name,
+        subject,
+    )
 
 
 def _partial(name: str, digest: str) -> str:
@@ -345,7 +426,9 @@ def _written(result: Result, out: Path | None, name: str, subject: Subject) -> R
     return result
 
 
-def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> Cost | None:
+def forecast(
+    model: PreTrainedModel, measurements: Sequence[Measurement]
+) -> Cost | None:
     """Estimate the cost of measurements on a device like the model's; None if their lengths are unknown."""
     rows = Counter[int]()
     for measurement in measurements:
@@ -353,7 +436,10 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> Cos
     if not rows:
         return None
     config, weights = text_config(model.config), num_parameters(model)
-    operations = sum(count * forward_operations(config, weights, length) for length, count in rows.items())
+    operations = sum(
+        count * forward_operations(config, weights, length)
+        for length, count in rows.items()
+    )
     kind, size = kind_of(model.device.type), model.dtype.itemsize
     held = weights * size + forward_bytes(config, max(rows), size, cached=True)
     return Cost(

@@ -24,7 +24,13 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.kept import Kept
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
-from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
+from ropepatch.model.head import (
+    decoded_once,
+    decoder_of,
+    evaluating,
+    input_device,
+    token_losses,
+)
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
 from ropepatch.settings import whole_number
@@ -142,14 +148,18 @@ def perplexity(
                 checked = _check_ids(ids, index, vocabulary)[:length]
                 longest = max(longest, len(checked))
                 rows.append(windows(index, checked, window, stride, first))
-            batches = batched(chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2))
+            batches = batched(
+                chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2)
+            )
             if isinstance(documents, Sized):
                 tokens_in_all = sum(map(_tokens, processes.share(batches)))
             losses = chain(*processes.deal(batches, measure, key_of))
             by_window = dict(zip(chain(*batches), losses, strict=True))
             curve += [torch.cat([by_window[one] for one in row]) for row in rows]
     if not curve:
-        raise RopepatchError("no documents", hint="pass at least one text or list of token ids")
+        raise RopepatchError(
+            "no documents", hint="pass at least one text or list of token ids"
+        )
     if length is not None and longest < length:
         logger.warning("no document has %d tokens: the longest has %d", length, longest)
     return LossCurve(tuple(curve))
@@ -219,16 +229,20 @@ class LossReader:
         with torch.inference_mode():
             if self._decoder is not None:
                 ids = torch.stack([window.ids for window in batch]).to(device)
-                losses = _chunked_losses(self._model, self._decoder, ids, first, self._chunk)
+                losses = _chunked_losses(
+                    self._model, self._decoder, ids, first, self._chunk
+                )
             if losses is None:
                 if not self._warned:
                     name = type(self._model).__name__
                     logger.warning(
-                        "%s: its head cannot be run in chunks; needs memory for all logits at once", name
+                        "%s: its head cannot be run in chunks; needs memory for all logits at once",
+                        name,
                     )
                     self._decoder, self._warned = None, True
                 losses = [
-                    _full_losses(self._model, window.ids.to(device), first, self._chunk) for window in batch
+                    _full_losses(self._model, window.ids.to(device), first, self._chunk)
+                    for window in batch
                 ]
         copies = []  # because a slice keeps its whole batch in memory, and is sent with it
         for window, nll in zip(batch, losses, strict=True):
@@ -251,19 +265,28 @@ def _chunked_losses(
     with decoded_once(model, decoder, ids) as (logits_at, states):
         # In reverse, to detect a model that ignores the positions and returns two of its own choice.
         expected = logits_at(ends.flip(0)).flip(1)
-        if len(states) != 1 or expected.shape[1] != len(ends) or states[0].shape[:2] != ids.shape:
+        if (
+            len(states) != 1
+            or expected.shape[1] != len(ends)
+            or states[0].shape[:2] != ids.shape
+        ):
             return None
         for positions in torch.split(predicting, max(1, chunk // len(ids))):
             logits = logits_at(positions)
             if logits.shape[1] != len(positions):
                 return None
-            at_ends = logits[:, torch.isin(positions, ends)]  # a copy: the chunk's logits are freed
+            at_ends = logits[
+                :, torch.isin(positions, ends)
+            ]  # a copy: the chunk's logits are freed
             chunks.append((token_losses(logits, ids[:, positions + 1]).cpu(), at_ends))
             del logits
     losses, at_ends = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
     # Matrix products of different shapes round differently, most of all in TF32; a wrong position has a far
     # greater effect.
-    tolerance = max(torch.finfo(expected.dtype).eps ** 0.5, 1e-3) * expected.nan_to_num().abs().max().item()
+    tolerance = (
+        max(torch.finfo(expected.dtype).eps ** 0.5, 1e-3)
+        * expected.nan_to_num().abs().max().item()
+    )
     same = torch.allclose(at_ends, expected, rtol=0, atol=tolerance, equal_nan=True)
     return losses if same else None
 
@@ -302,7 +325,11 @@ class Window:
     @cached_property
     def identity(self) -> tuple[int, int, str]:
         """A key that is equal for windows with equal losses; shorter windows come first."""
-        return len(self.ids), self.first, hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
+        return (
+            len(self.ids),
+            self.first,
+            hashlib.sha256(self.ids.numpy().tobytes()).hexdigest(),
+        )
 
 
 def check_windows(window: int | None, stride: int | None) -> None:
@@ -315,7 +342,9 @@ def check_windows(window: int | None, stride: int | None) -> None:
             hint="window=4096, stride=256; or neither, for one pass",
         )
     if window < 2:
-        raise RopepatchError(f"window must be at least 2 tokens, got {window}: the first is never scored")
+        raise RopepatchError(
+            f"window must be at least 2 tokens, got {window}: the first is never scored"
+        )
     if not 1 <= stride < window:
         raise RopepatchError(
             f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}",
@@ -362,10 +391,14 @@ def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[W
     ordered = sorted(windows, key=lambda window: window.identity)
     for (length, _), alike in groupby(ordered, key=lambda window: window.identity[:2]):
         together, size = list(alike), max(1, min(rows, tokens // length))
-        batches += [together[begin : begin + size] for begin in range(0, len(together), size)]
+        batches += [
+            together[begin : begin + size] for begin in range(0, len(together), size)
+        ]
     return batches
 
 
 def key_of(batch: list[Window]) -> str:
     """The key of the losses of a batch on disk, for one model."""
-    return hashlib.sha256(repr([window.identity for window in batch]).encode()).hexdigest()
+    return hashlib.sha256(
+        repr([window.identity for window in batch]).encode()
+    ).hexdigest()

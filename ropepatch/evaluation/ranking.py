@@ -82,7 +82,9 @@ class Ranked:
 
     def gain(self, measure: str) -> Mean:
         """Its gain over the baseline in a measure: the loss, or the log-prob of a kind of question."""
-        return self.loss_gain if measure == LOSS else self.answers[measure].log_prob_gain
+        return (
+            self.loss_gain if measure == LOSS else self.answers[measure].log_prob_gain
+        )
 
     def columns(self) -> dict[str, Any]:
         """A flat record: one number per column, each interval as two columns."""
@@ -105,7 +107,8 @@ class Ranked:
         columns["tokens"] = round(self.loss.weight)
         columns["documents"] = len(self.loss.clusters)
         columns["prompts"] = max(
-            (len(answers.found.clusters) for answers in self.answers.values()), default=0
+            (len(answers.found.clusters) for answers in self.answers.values()),
+            default=0,
         )
         columns["better"] = ", ".join(self.better)
         columns["worse"] = ", ".join(self.worse)
@@ -149,7 +152,9 @@ class Ranking:
     @property
     def helping(self) -> list[Ranked]:
         """The methods that can be recommended, the best first."""
-        rows = [row for row in self.rows if row.helps and row.label not in self.controls]
+        rows = [
+            row for row in self.rows if row.helps and row.label not in self.controls
+        ]
         return ordered(rows, self.kinds)
 
     @property
@@ -181,7 +186,10 @@ class Ranking:
     def more_accurate(self, row: Ranked, kind: str) -> dict[str, Mean]:
         """The methods with a higher accuracy than one, by how much."""
         own = row.answers[kind].found
-        gaps = {other.label: difference(other.answers[kind].found, own) for other in self.rows}
+        gaps = {
+            other.label: difference(other.answers[kind].found, own)
+            for other in self.rows
+        }
         return {label: gap for label, gap in gaps.items() if gap.value > 0}
 
     def record(self) -> dict[str, Any]:
@@ -237,47 +245,80 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
 
 def ordered(rows: Sequence[Ranked], kinds: Sequence[str]) -> list[Ranked]:
     """The best first; methods not significantly below the best answer log-prob are ordered by loss."""
-    by_loss = sorted(rows, key=lambda row: math.inf if math.isnan(row.loss.value) else row.loss.value)
+    by_loss = sorted(
+        rows, key=lambda row: math.inf if math.isnan(row.loss.value) else row.loss.value
+    )
     if not kinds or not by_loss:
         return by_loss
-    log_probs = {row.label: summed([row.answers[kind].log_prob for kind in kinds]) for row in by_loss}
+    log_probs = {
+        row.label: summed([row.answers[kind].log_prob for kind in kinds])
+        for row in by_loss
+    }
     best = max(log_probs.values(), key=lambda log_prob: log_prob.value)
-    is_behind = {label: difference(best, log_prob).differs for label, log_prob in log_probs.items()}
+    is_behind = {
+        label: difference(best, log_prob).differs
+        for label, log_prob in log_probs.items()
+    }
     near = [row for row in by_loss if not is_behind[row.label]]
     behind = [row for row in by_loss if is_behind[row.label]]
     return near + sorted(behind, key=lambda row: -log_probs[row.label].value)
 
 
-def _comparable(results: Sequence[Result], base: str) -> tuple[dict[str, Result], dict[str, Result]]:
+def _comparable(
+    results: Sequence[Result], base: str
+) -> tuple[dict[str, Result], dict[str, Result]]:
     """The perplexity and the retrieval results by label; the latter empty unless every method has one."""
     reading: dict[str, Result] = {}
     asking: dict[str, Result] = {}
     for result in results:
         if result.label == FLOOR:
             continue
-        if result.row("loss", length=result.target) and result.of("loss", "begin", "end"):
+        if result.row("loss", length=result.target) and result.of(
+            "loss", "begin", "end"
+        ):
             reading.setdefault(result.label, result)
-        elif any(row.length == result.target for row in result.of("log_prob", "kind", "length")):
+        elif any(
+            row.length == result.target
+            for row in result.of("log_prob", "kind", "length")
+        ):
             asking.setdefault(result.label, result)
     if base not in reading or len(reading) < 2:
-        raise RopepatchError("nothing to rank, expected the baseline and at least one method")
+        raise RopepatchError(
+            "nothing to rank, expected the baseline and at least one method"
+        )
     for group in (reading, asking):
         if len({result.parameters.get("digest") for result in group.values()}) > 1:
             raise RopepatchError(
-                "the results were measured on different texts", hint="measure them in one suite"
+                "the results were measured on different texts",
+                hint="measure them in one suite",
             )
-    if len({result.env.get("dtype") for result in [*reading.values(), *asking.values()]}) > 1:
+    if (
+        len(
+            {
+                result.env.get("dtype")
+                for result in [*reading.values(), *asking.values()]
+            }
+        )
+        > 1
+    ):
         raise RopepatchError(
-            "the results were measured in different precisions", hint="measure them with one dtype"
+            "the results were measured in different precisions",
+            hint="measure them with one dtype",
         )
     return reading, asking if asking.keys() >= reading.keys() else {}
 
 
-def _ranked(label: str, base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> Ranked:
+def _ranked(
+    label: str, base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]
+) -> Ranked:
     """One method with its differences from the baseline, before they are judged."""
     target, original = reading[base].target, int(reading[base].model["trained"])
-    loss, short = (_mean(reading[label], "loss", length=length) for length in (target, original))
-    base_loss, base_short = (_mean(reading[base], "loss", length=length) for length in (target, original))
+    loss, short = (
+        _mean(reading[label], "loss", length=length) for length in (target, original)
+    )
+    base_loss, base_short = (
+        _mean(reading[base], "loss", length=length) for length in (target, original)
+    )
     answers = {}
     for row in asking[base].of("log_prob", "kind", "length") if asking else []:
         at = {"kind": row.at["kind"], "length": target}
@@ -300,12 +341,20 @@ def _ranked(label: str, base: str, reading: Mapping[str, Result], asking: Mappin
 def _judged(rows: Sequence[Ranked], base: str, kinds: Sequence[str]) -> list[Ranked]:
     """The methods with the measures in which they are better or worse than the baseline."""
     methods = [row for row in rows if row.label != base]
-    gains = {(row.label, measure): row.gain(measure) for row in methods for measure in (LOSS, *kinds)}
+    gains = {
+        (row.label, measure): row.gain(measure)
+        for row in methods
+        for measure in (LOSS, *kinds)
+    }
     apart = significant(gains)
     judged = []
     for row in rows:
         own = {measure: row.gain(measure) for measure in (LOSS, *kinds)}
-        better = [name for name, gain in own.items() if gain.value > 0 and (row.label, name) in apart]
+        better = [
+            name
+            for name, gain in own.items()
+            if gain.value > 0 and (row.label, name) in apart
+        ]
         worse = [name for name, gain in own.items() if gain.value < 0 and gain.differs]
         judged.append(replace(row, better=tuple(better), worse=tuple(worse)))
     return judged

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 import transformers
-from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
@@ -29,7 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SCHEMA = 2
-MOST = 1e30  # nats or tokens of a cluster; beyond it a float overflows in sums and squares
+# Nats or tokens of a cluster; beyond it a float overflows in sums and squares
+MOST = 1e30
 
 
 class _At(Part):
@@ -69,7 +77,11 @@ class _Scaling(Part):
 
 def _countable(cluster: list[float]) -> list[float]:
     """Refuse anything but a sum with a weight that floats can hold; a loss may be infinite."""
-    if len(cluster) != 2 or not 0 < cluster[1] <= MOST or MOST < abs(cluster[0]) < math.inf:
+    if (
+        len(cluster) != 2
+        or not 0 < cluster[1] <= MOST
+        or MOST < abs(cluster[0]) < math.inf
+    ):
         raise ValueError("Input should be a sum and a weight above 0")
     return cluster
 
@@ -89,10 +101,15 @@ def _fits(kind: type[Part], words: str) -> AfterValidator:
 
 Place = Annotated[
     dict[str, StrictInt | StrictFloat | str],
-    _fits(_At, "a length, or a begin and an end, in tokens, a depth from 0 to 1, a kind or a task"),
+    _fits(
+        _At,
+        "a length, or a begin and an end, in tokens, a depth from 0 to 1, a kind or a task",
+    ),
 ]
 Cluster = Annotated[list[StrictFloat], AfterValidator(_countable)]
-Scaling = Annotated[dict[str, Any], _fits(_Scaling, "a method, its parameters and its frequencies")]
+Scaling = Annotated[
+    dict[str, Any], _fits(_Scaling, "a method, its parameters and its frequencies")
+]
 
 
 class Measure(NamedTuple):
@@ -115,18 +132,28 @@ class Measure(NamedTuple):
 
 MEASURES: dict[str, Measure] = {
     "loss": Measure("Loss (nats/token)", "{:z.3f}".format, -1, hub="loss"),
-    "gain": Measure("Gain from the longer context (nats/token)", "{:z.3f}".format, 1, hub="gain"),
-    "found": Measure("Retrieval accuracy", "{:.0%}".format, 1, share=True, hub="accuracy"),
-    "log_prob": Measure("Answer log-prob (nats/token)", "{:z.2f}".format, 1, hub="log_prob"),
+    "gain": Measure(
+        "Gain from the longer context (nats/token)", "{:z.3f}".format, 1, hub="gain"
+    ),
+    "found": Measure(
+        "Retrieval accuracy", "{:.0%}".format, 1, share=True, hub="accuracy"
+    ),
+    "log_prob": Measure(
+        "Answer log-prob (nats/token)", "{:z.2f}".format, 1, hub="log_prob"
+    ),
 }
 
 
 def measure_of(name: str) -> Measure:
     """The measure of a row; an unknown name, such as a metric of lm-eval, is its own title."""
-    return MEASURES.get(name) or Measure(name, "{:.4g}".format, hub={"acc": "accuracy"}.get(name, name))
+    return MEASURES.get(name) or Measure(
+        name, "{:.4g}".format, hub={"acc": "accuracy"}.get(name, name)
+    )
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))  # a strict one takes no mapping
+@dataclass(
+    frozen=True, kw_only=True, config=ConfigDict(extra="forbid")
+)  # a strict one takes no mapping
 class Row:
     """One number.
 
@@ -233,18 +260,30 @@ class Result:
 
     def __post_init__(self) -> None:
         """Check that scaling and model have the same number of frequencies."""
-        of_model, of_scaling = self.model.get("inv_freq"), (self.scaling or {}).get("inv_freq")
+        of_model, of_scaling = (
+            self.model.get("inv_freq"),
+            (self.scaling or {}).get("inv_freq"),
+        )
         if of_model and of_scaling and len(of_model) != len(of_scaling):
-            raise ValueError(f"scaling.inv_freq must be {len(of_model)} numbers, as the model's")
+            raise ValueError(
+                f"scaling.inv_freq must be {len(of_model)} numbers, as the model's"
+            )
 
     @property
     def fine_tuned(self) -> bool:
         """Whether the weights were fine-tuned."""
-        return self.model.get("fine_tuned_from") not in (None, self.model.get("weights"))
+        return self.model.get("fine_tuned_from") not in (
+            None,
+            self.model.get("weights"),
+        )
 
     def of(self, measure: str, *keys: str) -> list[Row]:
         """Its rows of a measure whose place has exactly these keys."""
-        return [row for row in self.rows if row.measure == measure and row.at.keys() == set(keys)]
+        return [
+            row
+            for row in self.rows
+            if row.measure == measure and row.at.keys() == set(keys)
+        ]
 
     def row(self, measure: str, **at: int | float | str) -> Row | None:
         """The row of a measure at a place, or None."""
@@ -278,11 +317,19 @@ class Series(NamedTuple):
 
     def at(self, length: int) -> dict[str, int | str]:
         """The place of its row at a length."""
-        return {"length": length} if self.kind is None else {"kind": self.kind, "length": length}
+        return (
+            {"length": length}
+            if self.kind is None
+            else {"kind": self.kind, "length": length}
+        )
 
     def of(self, result: Result) -> list[Row]:
         """Its rows."""
-        return [r for r in result.of(self.measure, *self.at(0)) if r.at.get("kind") == self.kind]
+        return [
+            r
+            for r in result.of(self.measure, *self.at(0))
+            if r.at.get("kind") == self.kind
+        ]
 
 
 NUMBERS = re.compile(
@@ -292,7 +339,9 @@ NUMBERS = re.compile(
 
 def results_json(content: Any) -> str:
     """JSON with every list of numbers on a line of its own."""
-    return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", json_text(content))
+    return NUMBERS.sub(
+        lambda found: f"[{' '.join(found[1].split())}]", json_text(content)
+    )
 
 
 def slug(name: str) -> str:
@@ -336,7 +385,9 @@ def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
     return [Row.of("loss", {"length": length}, curve.at(length)) for length in lengths]
 
 
-def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "loss") -> list[Row]:
+def rows_by_position(
+    curve: LossCurve, edges: Sequence[int], measure: str = "loss"
+) -> list[Row]:
     """The loss between each two neighbouring edges of positions."""
     return [
         Row.of(measure, {"begin": begin, "end": end}, curve.between(begin, end))

@@ -31,10 +31,21 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.evaluation.kept import Kept
 from ropepatch.evaluation.table import data_frame
-from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
+from ropepatch.model.head import (
+    cache_keyword,
+    evaluating,
+    gives_positions,
+    input_device,
+)
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
-from ropepatch.settings import Length, listed, parse_length, refuse_unknown, whole_number
+from ropepatch.settings import (
+    Length,
+    listed,
+    parse_length,
+    refuse_unknown,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,8 +54,11 @@ logger = logging.getLogger(__name__)
 
 THRESHOLD = 0.856  # the accuracy at an effective length, RULER's (arXiv:2404.06654)
 MOST_ROWS = 16  # questions of a batch
-CHUNK = 2048  # tokens of a haystack per forward pass on a CPU; four times as many elsewhere
-MOST_WHOLE = 2**14  # longest prompt that a CPU processes whole as a check, except at the least length
+# Tokens of a haystack per forward pass on a CPU; four times as many elsewhere
+CHUNK = 2048
+MOST_WHOLE = (
+    2**14
+)  # longest prompt that a CPU processes whole as a check, except at the least length
 
 
 class Answer(NamedTuple):
@@ -87,7 +101,9 @@ class Retrieval:
         """The kinds of questions, in the order of the answers."""
         return list(dict.fromkeys(answer.kind for answer in self.answers))
 
-    def found(self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)) -> Mean:
+    def found(
+        self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)
+    ) -> Mean:
         """The retrieval accuracy: the share of correct answers.
 
         Args:
@@ -98,14 +114,18 @@ class Retrieval:
         Raises:
             RopepatchError: If there are no such questions.
         """
-        return self._mean(length, kind, depths, lambda answer: float(answer.found), share=True)
+        return self._mean(
+            length, kind, depths, lambda answer: float(answer.found), share=True
+        )
 
     def log_prob(self, length: int, kind: str | None = None) -> Mean:
         """The answer log-prob: the mean over the answers' tokens, in nats; see `found`.
 
         It is continuous, so it distinguishes models long before the accuracy does.
         """
-        return self._mean(length, kind, (0, 1), lambda answer: answer.log_prob, share=False)
+        return self._mean(
+            length, kind, (0, 1), lambda answer: answer.log_prob, share=False
+        )
 
     def effective_length(self, threshold: float = THRESHOLD) -> int | None:
         """The greatest length up to which each kind has at least this accuracy; None if there is none.
@@ -118,7 +138,10 @@ class Retrieval:
                 f"the threshold must be above 0 and at most 1, got {threshold}",
                 hint=f"the default is {THRESHOLD}",
             )
-        least = {n: min(self.found(n, kind).value for kind in self.kinds) for n in self.lengths}
+        least = {
+            n: min(self.found(n, kind).value for kind in self.kinds)
+            for n in self.lengths
+        }
         return effective_length(least, threshold)
 
     def _mean(
@@ -141,7 +164,9 @@ class Retrieval:
                 f"no questions at {length} tokens, kind {kind or 'any'}, depths {depths}",
                 hint=f"lengths: {self.lengths}; kinds: {', '.join(self.kinds)}",
             )
-        clusters = ((math.fsum(values[key]), float(len(values[key]))) for key in sorted(values))
+        clusters = (
+            (math.fsum(values[key]), float(len(values[key]))) for key in sorted(values)
+        )
         return Mean(tuple(clusters), share)
 
     def __repr__(self) -> str:
@@ -155,14 +180,19 @@ class Retrieval:
         return f"Retrieval({span}found: {', '.join(kinds)})"
 
     def __str__(self) -> str:
-        heads, rows = ("tokens", "kind", "correct", "(95 %)", "log-prob (nats/token)"), []
+        heads, rows = (
+            ("tokens", "kind", "correct", "(95 %)", "log-prob (nats/token)"),
+            [],
+        )
         for length in self.lengths:
             for kind in self.kinds:
                 found = self.found(length, kind)
                 low, high = found.interval()
                 share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
                 log_prob = f"{self.log_prob(length, kind).value:.2f}"
-                rows.append((f"{length}", kind, share, f"({low:.0%} to {high:.0%})", log_prob))
+                rows.append(
+                    (f"{length}", kind, share, f"({low:.0%} to {high:.0%})", log_prob)
+                )
         return as_text([columns(rows, heads, right=range(5))])
 
     def to_pandas(self) -> DataFrame:
@@ -177,7 +207,9 @@ class Retrieval:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def why_not_counted(found: Mapping[int, Mean], *, keys: int, trained: int) -> str | None:
+def why_not_counted(
+    found: Mapping[int, Mean], *, keys: int, trained: int
+) -> str | None:
     """The reason why a kind of question does not count; None if it counts.
 
     It counts if the unscaled model answers it better than by guessing within its original context length: the
@@ -204,7 +236,9 @@ def why_not_counted(found: Mapping[int, Mean], *, keys: int, trained: int) -> st
     )
 
 
-def effective_length(found: Mapping[int, float], threshold: float = THRESHOLD) -> int | None:
+def effective_length(
+    found: Mapping[int, float], threshold: float = THRESHOLD
+) -> int | None:
     """The greatest length up to which the accuracy is at least the threshold at all lengths."""
     reached = None
     for length in sorted(found):
@@ -277,7 +311,9 @@ def retrieve(
         "chat": chat_parts(tokenizer) if chat else ("", " "),
     }
     if kinds is None:
-        plan, left_out = Haystacks.by_default(tokenizer, min(settings["lengths"], default=0), **settings)
+        plan, left_out = Haystacks.by_default(
+            tokenizer, min(settings["lengths"], default=0), **settings
+        )
         for kind, reason in left_out.items():
             logger.warning("no questions of kind %s: %s", kind, reason)
     else:
@@ -319,7 +355,13 @@ def passkey(
     known = {*(retrieve.__kwdefaults__ or {})} - {"keys", "kinds"}
     refuse_unknown(options, sorted(known), "argument of passkey")
     return retrieve(
-        model, tokenizer, lengths=lengths, haystacks=haystacks, keys=1, kinds=("passkey",), **options
+        model,
+        tokenizer,
+        lengths=lengths,
+        haystacks=haystacks,
+        keys=1,
+        kinds=("passkey",),
+        **options,
     )
 
 
@@ -356,7 +398,11 @@ def ask(
         advance(done, total)
         return [Answer(index, *answer) for answer in answered]
 
-    with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
+    with (
+        evaluating(model),
+        advancing(progress, "haystacks") as advance,
+        torch.inference_mode(),
+    ):
         indices = list(range(len(haystacks)))
         of_all = processes.deal(indices, answers, lambda i: digest([haystacks[i].ids]))
     return Retrieval(tuple(answer for of_one in of_all for answer in of_one))
@@ -365,10 +411,14 @@ def ask(
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """The parts of the chat template before a user's message, and between the message and the answer."""
     if not tokenizer.chat_template:
-        raise RopepatchError("the tokenizer has no chat template", hint="use chat=False")
+        raise RopepatchError(
+            "the tokenizer has no chat template", hint="use chat=False"
+        )
     mark = "THE USER'S MESSAGE"
     message = [{"role": "user", "content": mark}]
-    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        message, tokenize=False, add_generation_prompt=True
+    )
     before, *after = str(text).split(mark)
     if len(after) != 1:
         raise RopepatchError(
@@ -385,8 +435,13 @@ def _follows_length(model: PreTrainedModel) -> bool:
         if "dynamic" in kind:
             return True
         if "longrope" in kind:
-            parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
-            sets = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+            parameters = (
+                getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+            )
+            sets = [
+                parameters,
+                *(one for one in parameters.values() if isinstance(one, dict)),
+            ]
             if not any("long_factor" in one for one in sets):
                 return True
             if any(one.get("short_factor") != one.get("long_factor") for one in sets):
@@ -406,7 +461,9 @@ class Reader:
         checked: set[int] | None = None,
     ) -> None:
         self._model, self._tokens = model, tokens_per_batch
-        self._gives_positions = any(map(gives_positions, model.modules()))  # any: PEFT passes keywords on
+        self._gives_positions = any(
+            map(gives_positions, model.modules())
+        )  # any: PEFT passes keywords on
         self._cache = cache_keyword(model)
         self._checked = set[int]() if checked is None else checked  # lengths
         self._read_once = read_once
@@ -420,31 +477,46 @@ class Reader:
             if scored is not None:
                 return scored
         return [
-            self._scored(haystack, length, question, self._whole(haystack.ids[:stop], question))
+            self._scored(
+                haystack, length, question, self._whole(haystack.ids[:stop], question)
+            )
             for length, stop in haystack.stops.items()
             for question in haystack.asked[length]
         ]
 
-    def _cached(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]] | None:
+    def _cached(
+        self, haystack: Haystack
+    ) -> list[tuple[int, str, float, bool, float]] | None:
         """The answers from the cache; None if the first ones differ from those to whole prompts."""
         pages = DynamicCache(config=self._model.config)
         lengths = [length for length in haystack.stops if haystack.asked[length]]
         most = MOST_WHOLE if self._device.type == "cpu" else math.inf
-        ends = {lengths[0], max(length for length in lengths if length <= max(most, lengths[0]))}
+        ends = {
+            lengths[0],
+            max(length for length in lengths if length <= max(most, lengths[0])),
+        }
         scored, read = [], 0
         for length in lengths:
             stop, questions = haystack.stops[length], haystack.asked[length]
             self._read(haystack.ids[read:stop], pages)
             read = stop
             rows = max(1, min(MOST_ROWS, self._tokens // stop))
-            ordered = sorted(range(len(questions)), key=lambda number: len(questions[number]))
+            ordered = sorted(
+                range(len(questions)), key=lambda number: len(questions[number])
+            )
             logits: dict[int, Tensor] = {}
             for first in range(0, len(ordered), rows):
                 batch = ordered[first : first + rows]
-                logits |= zip(batch, self._batch([questions[n] for n in batch], pages), strict=True)
+                logits |= zip(
+                    batch,
+                    self._batch([questions[n] for n in batch], pages),
+                    strict=True,
+                )
             if length in ends - self._checked:
                 if not _same(logits[0], self._whole(haystack.ids[:stop], questions[0])):
-                    self._read_whole(f"its answers at {length} tokens differ from those to whole prompts")
+                    self._read_whole(
+                        f"its answers at {length} tokens differ from those to whole prompts"
+                    )
                     return None
                 self._checked.add(length)
             scored += [
@@ -459,7 +531,9 @@ class Reader:
         for begin in range(0, len(ids), chunk):
             self._logits(ids[None, begin : begin + chunk], 1, pages)
 
-    def _batch(self, questions: Sequence[Question], pages: DynamicCache) -> Iterator[Tensor]:
+    def _batch(
+        self, questions: Sequence[Question], pages: DynamicCache
+    ) -> Iterator[Tensor]:
         """The logits [A, V] of the answer to each question; no question attends to another."""
         width = max(map(len, questions))
         rows = torch.stack(
@@ -478,13 +552,23 @@ class Reader:
     def _whole(self, ids: Tensor, question: Question) -> Tensor:
         """The logits [A, V] of an answer, from the whole prompt."""
         row = torch.cat([ids, question.ids, question.answer])[None]
-        return _checked(self._logits(row, len(question.answer) + 1, None)[0, :-1], self._model)
+        return _checked(
+            self._logits(row, len(question.answer) + 1, None)[0, :-1], self._model
+        )
 
     def _logits(self, ids: Tensor, count: int, cache: DynamicCache | None) -> Tensor:
         """The logits of the last ``count`` tokens of ids [B, T]."""
-        options: dict[str, Any] = {"logits_to_keep": count} if self._gives_positions else {}
-        options |= {"use_cache": False} if cache is None else {"use_cache": True, str(self._cache): cache}
-        logits: Tensor = self._model(input_ids=ids.to(self._device), **options).logits[:, -count:]
+        options: dict[str, Any] = (
+            {"logits_to_keep": count} if self._gives_positions else {}
+        )
+        options |= (
+            {"use_cache": False}
+            if cache is None
+            else {"use_cache": True, str(self._cache): cache}
+        )
+        logits: Tensor = self._model(input_ids=ids.to(self._device), **options).logits[
+            :, -count:
+        ]
         return logits
 
     def _scored(
@@ -507,15 +591,25 @@ class Reader:
         if _follows_length(self._model):
             return "its frequencies depend on the input length"
         try:
-            layers = {type(layer) for layer in DynamicCache(config=self._model.config).layers}
-        except AttributeError as error:  # a model made of several, each with its own cache
+            layers = {
+                type(layer) for layer in DynamicCache(config=self._model.config).layers
+            }
+        except (
+            AttributeError
+        ) as error:  # a model made of several, each with its own cache
             return f"there is no cache for its config ({error})"
         others = layers - {DynamicLayer, DynamicSlidingWindowLayer}
-        return f"its cache has layers of the kind {others.pop().__name__}" if others else None
+        return (
+            f"its cache has layers of the kind {others.pop().__name__}"
+            if others
+            else None
+        )
 
     def _read_whole(self, reason: str) -> None:
         name = type(self._model).__name__
-        logger.warning("%s: every prompt is processed whole, which is slower: %s", name, reason)
+        logger.warning(
+            "%s: every prompt is processed whole, which is slower: %s", name, reason
+        )
         self._read_once = False
 
 
@@ -535,7 +629,10 @@ class _Appended(DynamicLayer):  # type: ignore[no-untyped-call]
         rows = len(key_states)
         keys, values = (
             torch.cat([kept.expand(rows, -1, -1, -1), new], dim=-2)  # [B, H, N + T, D]
-            for kept, new in ((self.layer.keys, key_states), (self.layer.values, value_states))
+            for kept, new in (
+                (self.layer.keys, key_states),
+                (self.layer.values, value_states),
+            )
         )
         return keys, values
 
@@ -573,15 +670,22 @@ def _same(logits: Tensor, expected: Tensor) -> bool:
     """
     greatest, tokens = expected.topk(2)
     narrow = (torch.bfloat16, torch.float16)
-    dtype = next((of for of in narrow if torch.equal(greatest, greatest.to(of).float())), expected.dtype)
+    dtype = next(
+        (of for of in narrow if torch.equal(greatest, greatest.to(of).float())),
+        expected.dtype,
+    )
     tolerance = max(4 * torch.finfo(dtype).eps, 1e-3) * greatest.abs().max()
     return bool((logits.gather(-1, tokens) - greatest).abs().max() <= tolerance)
 
 
 def _check_vocabulary(model: PreTrainedModel, haystacks: Sequence[Haystack]) -> None:
     embedding: Any = model.get_input_embeddings().weight
-    questions = [question for h in haystacks for asked in h.asked.values() for question in asked]
-    rows = [h.ids for h in haystacks] + [ids for q in questions for ids in (q.ids, q.answer)]
+    questions = [
+        question for h in haystacks for asked in h.asked.values() for question in asked
+    ]
+    rows = [h.ids for h in haystacks] + [
+        ids for q in questions for ids in (q.ids, q.answer)
+    ]
     largest = max(int(ids.max()) for ids in rows)
     if (vocabulary := len(embedding)) <= largest:
         raise RopepatchError(

@@ -61,8 +61,14 @@ class Method(Settings):
     @property
     def label(self) -> str:
         """Its name in tables and figures."""
-        parameters = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
-        return f"{method_label(self.name)} ({parameters})" if parameters else method_label(self.name)
+        parameters = ", ".join(
+            f"{name}={_short(value)}" for name, value in self.parameters.items()
+        )
+        return (
+            f"{method_label(self.name)} ({parameters})"
+            if parameters
+            else method_label(self.name)
+        )
 
 
 def read_method(content: Any) -> Method:
@@ -70,7 +76,9 @@ def read_method(content: Any) -> Method:
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     if not isinstance(name, str):
-        raise RopepatchError(f"a method must be a name, or a mapping with a name, got {content!r}")
+        raise RopepatchError(
+            f"a method must be a name, or a mapping with a name, got {content!r}"
+        )
     check_method(name, parameters)
     return Method(name=name, parameters=parameters)
 
@@ -94,7 +102,11 @@ class NamedMethod(TypedDict):
 
 
 # As YAML has them, for editors:
-WrittenScaling = Annotated[str, named_in(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
+WrittenScaling = (
+    Annotated[str, named_in(METHODS)]
+    | Annotated[str, Field(pattern=r"\.json$")]
+    | NamedMethod
+)
 WrittenMethod = WrittenScaling | Annotated[str, named_in(REMAPPINGS)]
 WrittenTask: Any = reduce(or_, TASKS.values())
 
@@ -112,18 +124,24 @@ class Suite(Settings):
     models: tuple[Text, ...] = ()
     methods: Annotated[
         tuple[Method, ...],
-        BeforeValidator(_each(Method, read_method), json_schema_input_type=tuple[WrittenMethod, ...]),
+        BeforeValidator(
+            _each(Method, read_method), json_schema_input_type=tuple[WrittenMethod, ...]
+        ),
     ] = ()
     to: Several[Length]
     tasks: Annotated[
-        Several[Task], BeforeValidator(_each(Task, read_task), json_schema_input_type=Several[WrittenTask])
+        Several[Task],
+        BeforeValidator(
+            _each(Task, read_task), json_schema_input_type=Several[WrittenTask]
+        ),
     ]
 
     def narrowed(self, limit: int | None, seed: int | None) -> Suite:
         """The suite with at most ``limit`` pieces, prompts and documents, and with a seed."""
         if limit is not None and limit < 1:
             raise RopepatchError(
-                f"{argument('limit')} must be at least 1, got {limit}", hint="leave it out for no limit"
+                f"{argument('limit')} must be at least 1, got {limit}",
+                hint="leave it out for no limit",
             )
         tasks = self.tasks
         if seed is not None:
@@ -133,7 +151,9 @@ class Suite(Settings):
                     hint="leave it out",
                 )
             tasks = tuple(
-                task.model_copy(update={"seed": seed}) if "seed" in type(task).model_fields else task
+                task.model_copy(update={"seed": seed})
+                if "seed" in type(task).model_fields
+                else task
                 for task in tasks
             )
         if limit is not None:  # last, because a copy with other settings loses it

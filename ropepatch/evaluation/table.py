@@ -56,5 +56,7 @@ def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError as error:
-        raise RopepatchError("a frame needs pandas", hint="pip install pandas") from error
+        raise RopepatchError(
+            "a frame needs pandas", hint="pip install pandas"
+        ) from error
     return DataFrame(list(rows))

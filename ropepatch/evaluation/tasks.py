@@ -19,7 +19,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.haystack import KINDS, Haystacks
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import Bos, cut_windows, digest, first_documents, stream_texts, text_digest
+from ropepatch.data.texts import (
+    Bos,
+    cut_windows,
+    digest,
+    first_documents,
+    stream_texts,
+    text_digest,
+)
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.curves import LossCurve
@@ -74,7 +81,9 @@ class Measurement:
 
     task: Task
     parameters: Mapping[str, Any]
-    run: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
+    run: Callable[
+        [PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]
+    ]
     floor: list[Row] | None = None
     reads: Mapping[int, float] | None = None
 
@@ -84,10 +93,18 @@ class Task(Settings):
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
-    identity: ClassVar[tuple[str, ...]] = ()  # parameters that identify a measurement, quoted in summaries
+    identity: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parameters that identify a measurement, quoted in summaries
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trained: int,
+        to: int,
+        family: str = "",
     ) -> Measurement:
         """Prepare the task for a model of original length ``trained`` and target length ``to``, in tokens.
 
@@ -105,10 +122,14 @@ class Task(Settings):
 
     def at_most(self, setting: str, limit: int) -> Task:
         """The task with a setting no greater than a limit; a setting of None has no limit."""
-        return self.model_copy(update={setting: min(limit, getattr(self, setting) or limit)})
+        return self.model_copy(
+            update={setting: min(limit, getattr(self, setting) or limit)}
+        )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         """The JSON schema of the task in a suite, with its name."""
         written = super().__get_pydantic_json_schema__(core, handler)
         written["properties"] = {"task": {"const": cls.name}} | written["properties"]
@@ -142,11 +163,13 @@ def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[in
     tokens = sorted({relative_length(length, trained) for length in lengths})
     if tokens[0] < 2:
         raise RopepatchError(
-            f"lengths must be at least 2 tokens, got {tokens[0]}", hint="the first is never scored"
+            f"lengths must be at least 2 tokens, got {tokens[0]}",
+            hint="the first is never scored",
         )
     if tokens[-1] > to:
         raise RopepatchError(
-            f"lengths go to {tokens[-1]}, beyond the target length of {to}", hint=argument("to", tokens[-1])
+            f"lengths go to {tokens[-1]}, beyond the target length of {to}",
+            hint=argument("to", tokens[-1]),
         )
     return tokens
 
@@ -175,7 +198,14 @@ class PerplexityTask(Task):
 
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
-    identity: ClassVar[tuple[str, ...]] = ("stride", "bos", "text", "digest", "pieces", "tokens")
+    identity: ClassVar[tuple[str, ...]] = (
+        "stride",
+        "bos",
+        "text",
+        "digest",
+        "pieces",
+        "tokens",
+    )
 
     text: Text | None = None
     field: Text = "text"
@@ -190,16 +220,26 @@ class PerplexityTask(Task):
     def check(self) -> None:
         """Refuse settings that cannot be combined."""
         if self.gain and self.stride is not None:
-            raise RopepatchError("gain cannot be combined with stride", hint="leave one of them out")
+            raise RopepatchError(
+                "gain cannot be combined with stride", hint="leave one of them out"
+            )
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trained: int,
+        to: int,
+        family: str = "",
     ) -> Measurement:
         """Prepare the text as token ids, in pieces of one length."""
         bos = self.bos or bos_of(family, tokenizer)
         lengths = resolved(self.lengths, trained, to)
         if self.stride is not None and self.lengths is None:
-            lengths = [length for length in lengths if length > self.stride] or lengths[-1:]
+            lengths = [length for length in lengths if length > self.stride] or lengths[
+                -1:
+            ]
         check_windows(lengths[0] if self.stride else None, self.stride)
         size = 2 * lengths[-1] if self.stride else lengths[-1]
         tales = [] if self.text is not None else self._tales(model, tokenizer, size)
@@ -221,20 +261,34 @@ class PerplexityTask(Task):
         elif self.gain and size > trained:
             limits.append((trained, max(1, trained // 2)))
         sizes = [
-            [len(window.ids) for piece in ids for window in windows(0, piece, *limit)] for limit in limits
+            [len(window.ids) for piece in ids for window in windows(0, piece, *limit)]
+            for limit in limits
         ]
 
-        def read(model: Any, keep: Path | None, advances: Iterator[Advance]) -> list[LossCurve]:
+        def read(
+            model: Any, keep: Path | None, advances: Iterator[Advance]
+        ) -> list[LossCurve]:
             """The loss curve of each pass."""
             curves = []
             for (window, stride), advance in zip(limits, advances, strict=False):
-                options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
-                options |= {"bos": False, "first": tokenizer.bos_token_id if bos == "window" else None}
-                curve = perplexity(model, None, ids, window=window, stride=stride, **options)
+                options: dict[str, Any] = {
+                    "keep": keep,
+                    "split": True,
+                    "progress": advance,
+                }
+                options |= {
+                    "bos": False,
+                    "first": tokenizer.bos_token_id if bos == "window" else None,
+                }
+                curve = perplexity(
+                    model, None, ids, window=window, stride=stride, **options
+                )
                 curves.append(curve.of_documents(documents))
             return curves
 
-        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+        def run(
+            model: Any, tokenizer: Any, keep: Path | None, advance: Advance
+        ) -> list[Row]:
             curves = read(model, keep, passes(advance, [*map(sum, sizes)]))
             if self.stride is not None:
                 losses = [curve.between(0, size) for curve in curves]
@@ -268,14 +322,18 @@ class PerplexityTask(Task):
         """The task with at most ``limit`` windows, or documents if they are not joined."""
         return self.at_most("windows" if self.documents is None else "documents", limit)
 
-    def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[Tale]:
+    def _tales(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, size: int
+    ) -> list[Tale]:
         check_text(self.text, model)
         if self.bos == "none":
             raise RopepatchError(
                 "the stories of tiny need bos, its beginning-of-sequence token",
                 hint=f"add {argument('text')}",
             )
-        return held_out_tales(tokenizer, length=size, count=self.documents or self.windows or 24)
+        return held_out_tales(
+            tokenizer, length=size, count=self.documents or self.windows or 24
+        )
 
     def _pieces(
         self, text: str, tokenizer: PreTrainedTokenizerBase, size: int, bos: Bos
@@ -283,9 +341,15 @@ class PerplexityTask(Task):
         """The document and the tokens of each piece, beginning-of-sequence token included."""
         documents = stream_documents(text, field=self.field, split=self.split)
         if self.documents is None:
-            joined = cut_windows(tokenizer, documents, length=size, count=self.windows, bos=bos)
+            joined = cut_windows(
+                tokenizer, documents, length=size, count=self.windows, bos=bos
+            )
             return [(document, torch.tensor(window)) for document, window in joined]
-        options: dict[str, Any] = {"length": size, "count": self.documents, "bos": bos != "none"}
+        options: dict[str, Any] = {
+            "length": size,
+            "count": self.documents,
+            "bos": bos != "none",
+        }
         return list(enumerate(first_documents(tokenizer, documents, **options)))
 
     @classmethod
@@ -340,7 +404,14 @@ class RetrievalTask(Task):
 
     name: ClassVar[str] = "retrieval"
     title: ClassVar[str] = "Retrieval"
-    identity: ClassVar[tuple[str, ...]] = ("kinds", "haystacks", "keys", "seed", "text", "form")
+    identity: ClassVar[tuple[str, ...]] = (
+        "kinds",
+        "haystacks",
+        "keys",
+        "seed",
+        "text",
+        "form",
+    )
 
     kinds: Several[Annotated[str, named_in(KINDS)]] | None = None
     lengths: Several[Length] | None = None
@@ -351,26 +422,40 @@ class RetrievalTask(Task):
     field: Text = "text"
     split: Text = "test"
     form: Literal["plain", "chat"] = "plain"
-    _limit: int | None = None  # of prompts, also for the default, which depends on the model
+    # Of prompts, also for the default, which depends on the model
+    _limit: int | None = None
 
     def check(self) -> None:
         """Refuse unknown and duplicate kinds."""
         refuse_unknown(self.kinds or (), KINDS, "kind")
         if self.kinds is not None and len(set(self.kinds)) < len(self.kinds):
-            raise RopepatchError(f"kinds must differ, got {list(self.kinds)}", hint="leave one out")
+            raise RopepatchError(
+                f"kinds must differ, got {list(self.kinds)}", hint="leave one out"
+            )
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trained: int,
+        to: int,
+        family: str = "",
     ) -> Measurement:
         """Prepare the prompts, at the lengths that have room for the keys."""
         keys = self.keys or (1 if model == "tiny" else 8)
         texts = None
         if self.text is not None:
             documents = stream_documents(self.text, field=self.field, split=self.split)
-            texts = [document for document in islice(documents, DOCUMENTS) if isinstance(document, str)]
+            texts = [
+                document
+                for document in islice(documents, DOCUMENTS)
+                if isinstance(document, str)
+            ]
             if not texts:
                 raise RopepatchError(
-                    f"{self.text} contains token ids, expected text", hint="use a text, or leave it out"
+                    f"{self.text} contains token ids, expected text",
+                    hint="use a text, or leave it out",
                 )
         count = self.haystacks or (20 if keys == 1 else 10)
         wanted = resolved(self.lengths, trained, to)
@@ -382,9 +467,18 @@ class RetrievalTask(Task):
             "texts": texts,
             "chat": chat_parts(tokenizer) if self.form == "chat" else ("", " "),
         }
-        kinds, left_out = self.kinds or (("passkey",) if keys == 1 else None), dict[str, str]()
-        if kinds is None:  # those that fit into the original length; others would not count
-            most = wanted[0] if self.lengths else max((n for n in wanted if n <= trained), default=wanted[0])
+        kinds, left_out = (
+            self.kinds or (("passkey",) if keys == 1 else None),
+            dict[str, str](),
+        )
+        if (
+            kinds is None
+        ):  # those that fit into the original length; others would not count
+            most = (
+                wanted[0]
+                if self.lengths
+                else max((n for n in wanted if n <= trained), default=wanted[0])
+            )
             plan, left_out = Haystacks.by_default(tokenizer, most, **settings)
         else:
             plan = Haystacks(**settings, kinds=kinds)
@@ -401,8 +495,12 @@ class RetrievalTask(Task):
             **({"left_out": left_out} if left_out else {}),
         }
 
-        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
-            return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
+        def run(
+            model: Any, tokenizer: Any, keep: Path | None, advance: Advance
+        ) -> list[Row]:
+            return retrieval_rows(
+                ask(model, haystacks, keep=keep, split=True, progress=advance)
+            )
 
         # And up to one whole prompt per length, as a check.
         reads = dict.fromkeys(lengths if keys == 1 else lengths[-1:], plan.count + 1)
@@ -419,7 +517,9 @@ class RetrievalTask(Task):
         """The questions, and the criterion of a correct answer, in sentences."""
         of = parameters
         kinds = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in of["kinds"])
-        absent = "; ".join(f"{kind} ({reason})" for kind, reason in of.get("left_out", {}).items())
+        absent = "; ".join(
+            f"{kind} ({reason})" for kind, reason in of.get("left_out", {}).items()
+        )
         form = " in the model's chat template" if of["form"] == "chat" else ""
         around = of["text"] or "the built-in filler"
         words = [
@@ -446,12 +546,16 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
             rows.append(Row.of("found", at, retrieval.found(length, kind)))
             if not math.isnan((log_prob := retrieval.log_prob(length, kind)).value):
                 rows.append(Row.of("log_prob", at, log_prob))
-        asked = [a.depth for a in retrieval.answers if (a.length, a.kind) == (length, kind)]
+        asked = [
+            a.depth for a in retrieval.answers if (a.length, a.kind) == (length, kind)
+        ]
         for number in range(DEPTHS):
             depths = number / DEPTHS, (number + 1) / DEPTHS
             if any(depths[0] < depth <= depths[1] for depth in asked):
                 at_depth = places[0] | {"depth": round(sum(depths) / 2, 3)}
-                rows.append(Row.of("found", at_depth, retrieval.found(length, kind, depths)))
+                rows.append(
+                    Row.of("found", at_depth, retrieval.found(length, kind, depths))
+                )
     return rows
 
 
@@ -481,11 +585,19 @@ class LmEvalTask(Task):
     limit: Count | None = None
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        trained: int,
+        to: int,
+        family: str = "",
     ) -> Measurement:
         """Prepare the metadata of the tasks."""
         if find_spec("lm_eval") is None:
-            raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
+            raise RopepatchError(
+                "tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"'
+            )
         for task, key in NEEDED:
             if task in self.tasks and not self.metadata.get(key):
                 given = f"{argument('text', 'FILE')}, or " if key == "text" else ""
@@ -497,17 +609,29 @@ class LmEvalTask(Task):
         metadata = {"max_seq_lengths": [to]} | self.metadata
         parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
         if "text" in metadata:
-            place = {key: metadata[key] for key in ("field", "split") if key in metadata}
+            place = {
+                key: metadata[key] for key in ("field", "split") if key in metadata
+            }
             parameters["digest"] = text_digest(stream_texts(metadata["text"], **place))
 
-        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+        def run(
+            model: Any, tokenizer: Any, keep: Path | None, advance: Advance
+        ) -> list[Row]:
             from ropepatch.evaluation.harness import run_tasks
 
-            options: dict[str, Any] = {"metadata": metadata, "limit": self.limit, "max_length": to}
+            options: dict[str, Any] = {
+                "metadata": metadata,
+                "limit": self.limit,
+                "max_length": to,
+            }
             return [
                 _row(score)
                 for score in run_tasks(
-                    model, tokenizer, self.tasks, include_path=shipped("eval/tasks"), **options
+                    model,
+                    tokenizer,
+                    self.tasks,
+                    include_path=shipped("eval/tasks"),
+                    **options,
                 )
             ]
 
@@ -525,7 +649,11 @@ class LmEvalTask(Task):
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """The number of documents and the intervals, in sentences."""
-        limit = f", {parameters['limit']:,} documents each" if parameters.get("limit") else ""
+        limit = (
+            f", {parameters['limit']:,} documents each"
+            if parameters.get("limit")
+            else ""
+        )
         return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else from its standard errors."
 
 
@@ -534,7 +662,9 @@ def _row(score: Mapping[str, Any]) -> Row:
     value, error = score["value"], score["stderr"]
     low = high = None
     if score["answers"]:
-        low, high = Mean.of([(answer, 1) for answer in score["answers"]], share=True).interval()
+        low, high = Mean.of(
+            [(answer, 1) for answer in score["answers"]], share=True
+        ).interval()
     elif value is not None and error is not None:
         low, high = value - NORMAL * error, value + NORMAL * error
     return Row(

@@ -17,7 +17,13 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.remapping_code import remapping_code, remapping_keys
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
-from ropepatch.model.checkpoint import UP_TO_SWITCH, Checkpoint, Config, InMemory, changed_since
+from ropepatch.model.checkpoint import (
+    UP_TO_SWITCH,
+    Checkpoint,
+    Config,
+    InMemory,
+    changed_since,
+)
 from ropepatch.model.config import (
     ORIGINAL,
     QUERY_TEMPERATURE,
@@ -39,7 +45,11 @@ from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 ACROSS_LAYERS = "allow_global_per_layer_attribute_access"
-KEPT_AT_ANY_LENGTH = "linear", "llama3", "yarn"  # rope types that a longer context does not change
+KEPT_AT_ANY_LENGTH = (
+    "linear",
+    "llama3",
+    "yarn",
+)  # rope types that a longer context does not change
 TABLES = (*FACTORS, FREQS)  # tensors of a GGUF file
 
 
@@ -62,7 +72,9 @@ class Change:
 
     def limited_to(self, layers: Iterable[int] | None) -> Change:
         """Return the change of a position remapping that only some layers have; None for all."""
-        described = self.keys[KEY] | {"layers": None if layers is None else list(layers)}
+        described = self.keys[KEY] | {
+            "layers": None if layers is None else list(layers)
+        }
         return replace(self, keys={**self.keys, KEY: described})
 
 
@@ -95,7 +107,9 @@ def _of_remapping(method: Remapping, config: Config | GgufModel, target: int) ->
     if stated := config.tied_yarn:
         raise _tied(config, method, stated)
     check_mappable(config.skeleton, config.window)
-    unscaled = scaling_change(config, make_scaling("none", factor=target / config.window), target)
+    unscaled = scaling_change(
+        config, make_scaling("none", factor=target / config.window), target
+    )
     if config.is_part or config.custom is not None:  # in memory only
         return unscaled
     keys = remapping_keys(config, method, target)
@@ -114,7 +128,9 @@ def _tied(config: Config, method: Method, yarn: Mapping[str, Any]) -> RopepatchE
 # A scaling in config.json
 
 
-def scaling_change(config: Config, scaling: Scaling, target: int, *, static: bool = False) -> Change:
+def scaling_change(
+    config: Config, scaling: Scaling, target: int, *, static: bool = False
+) -> Change:
     """Return the first form of a scaling that stock transformers computes exactly.
 
     A `longrope` that switches lists keeps its short list, unless the result must be ``static``.
@@ -124,7 +140,9 @@ def scaling_change(config: Config, scaling: Scaling, target: int, *, static: boo
     """
     distance = math.inf
     others = {
-        key: table for key, table in config.other_frequencies.items() if key != UP_TO_SWITCH or not static
+        key: table
+        for key, table in config.other_frequencies.items()
+        if key != UP_TO_SWITCH or not static
     }
     for change in _candidates(config, scaling, target, static):
         apart = _distance_from_stock(config, change, others)
@@ -138,23 +156,33 @@ def scaling_change(config: Config, scaling: Scaling, target: int, *, static: boo
     )
 
 
-def _distance_from_stock(config: Config, change: Change, others: Mapping[str, list[float]]) -> float:
+def _distance_from_stock(
+    config: Config, change: Change, others: Mapping[str, list[float]]
+) -> float:
     """Return 0 if stock transformers computes exactly these frequencies, infinity if it raises."""
     try:
         changed = config.changed(change.keys)
         distance = changed.frequencies.distance(change.frequencies)
-        return distance if others.items() <= changed.other_frequencies.items() else math.inf
+        return (
+            distance
+            if others.items() <= changed.other_frequencies.items()
+            else math.inf
+        )
     except RopepatchError:
         return math.inf
 
 
-def _candidates(config: Config, scaling: Scaling, target: int, static: bool) -> Iterator[Change]:
+def _candidates(
+    config: Config, scaling: Scaling, target: int, static: bool
+) -> Iterator[Change]:
     """Yield the changes of config.json for each form of a scaling, with and without the older keys."""
     by_layer = differs_by_layer(config.text)  # whose class is newer than those keys
     nulls = {"rope_scaling"} if config.model_type in SCALED_BY_DEFAULT else set()
     for saved in _forms(config, scaling, target, static):
         keys = _keys_of(config, saved.rope_parameters, target)
-        older_keys = [] if by_layer else [legacy_keys(config.stated, saved.rope_parameters)]
+        older_keys = (
+            [] if by_layer else [legacy_keys(config.stated, saved.rope_parameters)]
+        )
         for older in (*older_keys, {"rope_scaling": None}):
             kept = {
                 key: value
@@ -172,7 +200,9 @@ class SavedRope:
     frequencies: Frequencies
 
 
-def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[SavedRope]:
+def saved_ropes(
+    scaling: Scaling, rope: Rope, current: dict[str, Any], to: int
+) -> Iterator[SavedRope]:
     """Yield the forms of a scaling in `rope_parameters`, the most widely supported first.
 
     Without scaling, first the unchanged parameters, if they do not depend on the length. Then the native rope
@@ -188,39 +218,72 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
     if isinstance(scaling, Unscaled) and current.get("rope_type") in KEPT_AT_ANY_LENGTH:
         yield SavedRope(dict(current), scaling.frequencies(rope))
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
-    proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
-    own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
+    proportional = (
+        {"partial_rotary_factor"}
+        if current.get("rope_type") == "proportional"
+        else set()
+    )
+    own = {
+        key: value
+        for key, value in current.items()
+        if key not in SCALING_KEYS | proportional
+    }
     # A query temperature uses the original length that the model was trained with.
-    kept = {ORIGINAL: current[ORIGINAL]} if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys() else {}
+    kept = (
+        {ORIGINAL: current[ORIGINAL]}
+        if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys()
+        else {}
+    )
     if native := scaling.native(rope):
-        if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax scale uses its keys
-            kept |= {key: current[key] for key in ("mscale", "mscale_all_dim") if key in current}
+        if (
+            native["rope_type"] == current.get("rope_type") == "yarn"
+        ):  # the softmax scale uses its keys
+            kept |= {
+                key: current[key]
+                for key in ("mscale", "mscale_all_dim")
+                if key in current
+            }
         parameters = own | {"rope_theta": rope.rope_theta} | native | kept
         length = None
         if native["rope_type"] == "longrope":
             a, length = native["attention_factor"], to
-            parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
+            parameters |= (
+                _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
+            )
         yield SavedRope(parameters, scaling.frequencies(rope, length))
     elif current.get("rope_type") == "proportional":
         yield from _proportional(scaling, rope, current)
     elif scaling.name == current.get("rope_type") == "linear":
         both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
-        yield SavedRope(own | {"rope_theta": rope.rope_theta} | both | kept, scaling.frequencies(rope))
+        yield SavedRope(
+            own | {"rope_theta": rope.rope_theta} | both | kept,
+            scaling.frequencies(rope),
+        )
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
 
 
-def _proportional(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[SavedRope]:
+def _proportional(
+    scaling: Scaling, rope: Rope, current: dict[str, Any]
+) -> Iterator[SavedRope]:
     """Yield `proportional` forms, which scale only the first pairs: one divisor, or another base."""
     frequencies = scaling.frequencies(rope)
     if scaling.name in ("none", "linear"):
-        factor = current.get("factor", 1.0) * (scaling.factor if scaling.name == "linear" else 1.0)
-        yield SavedRope(current | ({"factor": factor} if factor != 1 else {}), frequencies)
+        factor = current.get("factor", 1.0) * (
+            scaling.factor if scaling.name == "linear" else 1.0
+        )
+        yield SavedRope(
+            current | ({"factor": factor} if factor != 1 else {}), frequencies
+        )
     elif scaling.name == "ntk" and not rope.is_scaled:
-        yield SavedRope(current | {"rope_theta": ntk_theta(rope, scaling.factor)}, frequencies)
+        yield SavedRope(
+            current | {"rope_theta": ntk_theta(rope, scaling.factor)}, frequencies
+        )
 
 
-def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
+def as_longrope(
+    frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]
+) -> SavedRope:
     """Return static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
 
     The arguments are those of `saved_ropes`, and the model's ``own`` keys of `rope_parameters`. With an
@@ -228,15 +291,22 @@ def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, An
     """
     ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
     a = frequencies.attention_factor
-    longrope = longrope_parameters(rope, 1.0, a, short=tuple(ratios), long=tuple(ratios))
-    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to, own)
+    longrope = longrope_parameters(
+        rope, 1.0, a, short=tuple(ratios), long=tuple(ratios)
+    )
+    parameters = (
+        own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to, own)
+    )
     inv_freq = 1.0 / (
-        torch.tensor(ratios, dtype=torch.float32, device="cpu") * rope.rope_theta ** rope.exponents()
+        torch.tensor(ratios, dtype=torch.float32, device="cpu")
+        * rope.rope_theta ** rope.exponents()
     )
     return SavedRope(parameters, Frequencies(inv_freq, a))
 
 
-def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) -> dict[str, Any]:
+def _lengths(
+    attention_factor: float, rope: Rope, to: int, own: dict[str, Any]
+) -> dict[str, Any]:
     """Return the lengths for equal lists, which only determine the attention factor that engines derive.
 
     Engines use s = max_position_embeddings / original_max_position_embeddings. With the target as original
@@ -244,7 +314,9 @@ def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) 
     query temperature, the original length is kept.
     """
     if ORIGINAL in own:
-        return {"factor": to / own[ORIGINAL], ORIGINAL: own[ORIGINAL]} | _mscales(attention_factor)
+        return {"factor": to / own[ORIGINAL], ORIGINAL: own[ORIGINAL]} | _mscales(
+            attention_factor
+        )
     window = rope.original_max_position_embeddings
     derived = longrope_attention_factor(to / window, window)
     if derived != 1 and math.isclose(attention_factor, derived, rel_tol=1e-9):
@@ -255,10 +327,15 @@ def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) 
 
 def _mscales(attention_factor: float) -> dict[str, float]:
     # vLLM and SGLang ignore attention_factor for longrope and use these two.
-    return {"short_mscale": float(attention_factor), "long_mscale": float(attention_factor)}
+    return {
+        "short_mscale": float(attention_factor),
+        "long_mscale": float(attention_factor),
+    }
 
 
-def _forms(config: Config, scaling: Scaling, to: int, static: bool) -> Iterator[SavedRope]:
+def _forms(
+    config: Config, scaling: Scaling, to: int, static: bool
+) -> Iterator[SavedRope]:
     """Yield the forms of a scaling; last those without a partial_rotary_factor that default RoPE ignores."""
     current = config.rope_parameters
     forms = saved_ropes(scaling, config.rope, current, to)
@@ -268,7 +345,9 @@ def _forms(config: Config, scaling: Scaling, to: int, static: bool) -> Iterator[
     if static or not switches(current):
         yield from forms
         return
-    kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {"factor": to / current[ORIGINAL]}
+    kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {
+        "factor": to / current[ORIGINAL]
+    }
     for saved in forms:  # only `longrope`, since it is scaled already
         mscales = _mscales(saved.frequencies.attention_factor)
         yield replace(saved, rope_parameters=saved.rope_parameters | kept | mscales)
@@ -282,7 +361,9 @@ def _keys_of(config: Config, parameters: dict[str, Any], to: int) -> dict[str, A
     reach = window if parameters["rope_type"] == "dynamic" else to
     keys: dict[str, Any] = {ACROSS_LAYERS: True} if by_layer else {}
     keys |= {
-        text.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
+        text.attribute_map.get(
+            "max_position_embeddings", "max_position_embeddings"
+        ): reach,
         "rope_parameters": config.site.replaced(text.rope_parameters, parameters),
     }
     if ORIGINAL in parameters or hasattr(text, ORIGINAL):
@@ -324,7 +405,9 @@ def _gguf_change(model: GgufModel, scaling: Scaling, target: int) -> Change:
     return Change(metadata, rope.frequencies(model.rotary_dim), tables)
 
 
-def _metadata(model: GgufModel, rope: GgufRope, to: int) -> dict[str, int | float | str | None]:
+def _metadata(
+    model: GgufModel, rope: GgufRope, to: int
+) -> dict[str, int | float | str | None]:
     """Return the metadata that change."""
     has_factor = rope.kind not in ("none", "longrope")
     is_scaled = rope.kind != "none" or rope.attn_factor != 1 or rope.divisors
@@ -333,7 +416,9 @@ def _metadata(model: GgufModel, rope: GgufRope, to: int) -> dict[str, int | floa
         "rope.freq_base": rope.base,
         "rope.scaling.type": rope.kind if is_scaled else None,
         "rope.scaling.factor": float(rope.factor) if has_factor else None,
-        "rope.scaling.original_context_length": (rope.original or None) if has_factor else None,
+        "rope.scaling.original_context_length": (rope.original or None)
+        if has_factor
+        else None,
         "rope.scaling.attn_factor": None if rope.attn_factor == 1 else rope.attn_factor,
         "rope.scaling.yarn_ext_factor": None,
         "rope.scaling.yarn_attn_factor": None,
@@ -344,7 +429,9 @@ def _metadata(model: GgufModel, rope: GgufRope, to: int) -> dict[str, int | floa
     file, changed = model.file, {}
     for name, value in values.items():
         key = model.key(name)
-        held = file.get(key, value) if key in file.fields and value is not None else None
+        held = (
+            file.get(key, value) if key in file.fields and value is not None else None
+        )
         if key in file.fields if value is None else held != value:
             changed[key] = value
     return changed
@@ -355,7 +442,9 @@ def _unsupported(model: GgufModel, scaling: Scaling) -> RopepatchError:
     can = []
     for name in ("yarn", "linear", "ntk"):
         other = make_scaling(name, factor=scaling.factor)
-        if (other.composes or not model.rope.is_scaled) and model.find_equivalent(other):
+        if (other.composes or not model.rope.is_scaled) and model.find_equivalent(
+            other
+        ):
             can.append(argument("method", name))
     return RopepatchError(
         f"llama.cpp's {model.architecture} does not support this {scaling.name}, only freq_base, "
@@ -472,4 +561,6 @@ class Planned:
     def scales_only_local(self) -> bool:
         """Whether it scales a model in which only sliding-window layers use RoPE."""
         local = self.source.config.local_rope
-        return local is not None and not local.shared and self.method.changes_frequencies
+        return (
+            local is not None and not local.shared and self.method.changes_frequencies
+        )

@@ -43,18 +43,25 @@ VERSIONS = {  # of the sources
     "llama.cpp": LLAMA_CPP,
     "mlx-lm": "0.32.2",
 }
-PROBED = {"vLLM": "llama"}  # engines whose server was probed, with a model of that architecture
+PROBED = {
+    "vLLM": "llama"
+}  # engines whose server was probed, with a model of that architecture
 WHY_NOT = {
     ABSENT: "does not support {}",
     "unscaled": "silently ignores the scaling in {}",
     "refused": "rejects this rope_type in {}",
     "another rope": "computes other frequencies in {}",
 }
-SWITCHES = {"vLLM": "--max-model-len", "SGLang": "--context-length"}  # options for the target length
+SWITCHES = {
+    "vLLM": "--max-model-len",
+    "SGLang": "--context-length",
+}  # options for the target length
 
 Reads = Literal["yes", "partly", "no", "not known"]
 How = Literal["run", "probed", "read"] | None
-Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # model cards print it in a command
+Switch = Annotated[
+    Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")
+]  # model cards print it in a command
 
 
 class Engine(Part):
@@ -76,7 +83,9 @@ class Engine(Part):
     switches: list[Switch]
 
     @classmethod
-    def of(cls, engine: str, reads: Reads, how: How, note: str = "", *switches: str) -> Engine:
+    def of(
+        cls, engine: str, reads: Reads, how: How, note: str = "", *switches: str
+    ) -> Engine:
         """Make the row of an engine."""
         return cls(engine=engine, reads=reads, how=how, note=note, switches=[*switches])
 
@@ -151,7 +160,9 @@ class WrittenRope:
     def by_yarn(self) -> float:
         """The attention factor by YaRN's formula."""
         if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's family
-            return shared_temperature(self.factor, self.parameters.get("mscale", 1.0), of_softmax)
+            return shared_temperature(
+                self.factor, self.parameters.get("mscale", 1.0), of_softmax
+            )
         return yarn_temperature(self.factor)
 
     @property
@@ -174,7 +185,9 @@ class WrittenRope:
     @property
     def betas(self) -> tuple[float, float]:
         """YaRN's betas."""
-        return self.parameters.get("beta_fast", BETAS[0]), self.parameters.get("beta_slow", BETAS[1])
+        return self.parameters.get("beta_fast", BETAS[0]), self.parameters.get(
+            "beta_slow", BETAS[1]
+        )
 
     def has(self, attention_factor: float) -> bool:
         """Return whether it has this attention factor."""
@@ -201,7 +214,12 @@ STALE = "frequencies change as the sequence grows: cached keys go stale"
 FOLD = "fix: `ropepatch export --fold-attention`"
 SWITCHING = Rule("longrope", "partly", STALE, WrittenRope.switches)
 GROWING = Rule("dynamic", "partly", STALE)
-TWICE = Rule("linear", "yes", "multiplies the length again: pass {switch}", WrittenRope.is_extended)
+TWICE = Rule(
+    "linear",
+    "yes",
+    "multiplies the length again: pass {switch}",
+    WrittenRope.is_extended,
+)
 HALVES = Rule("longrope", "yes", "only for Llama-style (half-split) RoPE")
 TRUNCATED = Rule("yarn", "partly", "truncates the ramp", WrittenRope.is_open)
 OLDER_KEYS = Rule("*", "yes", "through rope_theta and rope_scaling")
@@ -210,7 +228,11 @@ RULES = {
     "transformers 5.x": (GROWING, SWITCHING),
     "transformers 4.x": (GROWING, SWITCHING, OLDER_KEYS),
     "vLLM": (
-        Rule("dynamic", "no", "does not scale, has a table of {rope.window} tokens{rope.garbage}"),
+        Rule(
+            "dynamic",
+            "no",
+            "does not scale, has a table of {rope.window} tokens{rope.garbage}",
+        ),
         TWICE,
         Rule(
             "longrope",
@@ -218,9 +240,19 @@ RULES = {
             "uses one list at every length: short_factor up to {rope.window} tokens, else long_factor",
             WrittenRope.switches,
         ),
-        Rule("longrope", "yes", "serves {rope.window} tokens without {switch}", WrittenRope.starts_early),
+        Rule(
+            "longrope",
+            "yes",
+            "serves {rope.window} tokens without {switch}",
+            WrittenRope.starts_early,
+        ),
         HALVES,
-        Rule("yarn", "partly", "its table ends at {rope.reach} tokens", WrittenRope.ends_early),
+        Rule(
+            "yarn",
+            "partly",
+            "its table ends at {rope.reach} tokens",
+            WrittenRope.ends_early,
+        ),
         Rule(
             "yarn",
             "yes",
@@ -235,7 +267,12 @@ RULES = {
         ),
     ),
     "SGLang": (
-        Rule("dynamic", "no", "does not scale, serves {rope.window} tokens", lambda rope: rope.factor == 1),
+        Rule(
+            "dynamic",
+            "no",
+            "does not scale, serves {rope.window} tokens",
+            lambda rope: rope.factor == 1,
+        ),
         Rule("dynamic", "partly", "uses one base at every length"),
         Rule("dynamic", "partly", "serves {rope.reach} tokens", WrittenRope.ends_early),
         TWICE,
@@ -264,9 +301,15 @@ RULES = {
         Rule(
             "*",
             "not known",
-            when=lambda rope: rope.architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE},
+            when=lambda rope: (
+                rope.architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE}
+            ),
         ),
-        Rule("dynamic", "no", "its converter drops the scaling, the context is {rope.window} tokens"),
+        Rule(
+            "dynamic",
+            "no",
+            "its converter drops the scaling, the context is {rope.window} tokens",
+        ),
         Rule("longrope", "no", "its converter drops the factors"),
         Rule(
             "llama3",
@@ -291,14 +334,21 @@ RULES = {
     ),
     "mlx-lm": (
         GROWING,
-        Rule("longrope", "partly", "uses long_factor at every length", WrittenRope.switches),
+        Rule(
+            "longrope",
+            "partly",
+            "uses long_factor at every length",
+            WrittenRope.switches,
+        ),
         Rule(
             "*",
             "partly",
             "uses {rope.by_mlx:.4f} as attention factor",
             lambda rope: not rope.has(rope.by_mlx),
         ),
-        Rule("*", "partly", FOLD, lambda rope: not rope.has(rope.by_mlx) and rope.folds()),
+        Rule(
+            "*", "partly", FOLD, lambda rope: not rope.has(rope.by_mlx) and rope.folds()
+        ),
         TRUNCATED,
         OLDER_KEYS,
     ),
@@ -307,13 +357,19 @@ RULES = {
 
 def support(engine: str, rope: WrittenRope, how: How) -> Engine:
     """Return the support of a RoPE in an architecture that an engine treats like LLaMA."""
-    rules = [rule for rule in RULES[engine] if rule.rope_type in (rope.kind, "*") and rule.when(rope)]
+    rules = [
+        rule
+        for rule in RULES[engine]
+        if rule.rope_type in (rope.kind, "*") and rule.when(rope)
+    ]
     rules = [rule for rule in rules if rule.reads in ("no", "not known")][:1] or rules
     reads: Reads = next((rule.reads for rule in rules if rule.reads != "yes"), "yes")
     switch = f"{SWITCHES.get(engine)} {rope.target}"
     needed = [switch] if any("{switch}" in rule.note for rule in rules) else []
     note = "; ".join(rule.note for rule in rules).format(rope=rope, switch=switch)
-    return Engine.of(engine, reads, None if reads == "not known" else how, note, *needed)
+    return Engine.of(
+        engine, reads, None if reads == "not known" else how, note, *needed
+    )
 
 
 def engine_support(
@@ -340,7 +396,9 @@ def engine_support(
         folds: Whether the attention factor can be folded into the query weights.
         in_gguf: Whether a GGUF file can contain it, though llama.cpp's converter does not write it.
     """
-    written = WrittenRope(parameters, rope, target, gguf_architecture(model_type), folds)
+    written = WrittenRope(
+        parameters, rope, target, gguf_architecture(model_type), folds
+    )
     whole = whole or model_type
     rows = []
     for engine in VERSIONS:
@@ -358,7 +416,9 @@ def engine_support(
     return rows
 
 
-def _by_architecture(engine: str, rope: WrittenRope, whole: str, model_type: str) -> Engine:
+def _by_architecture(
+    engine: str, rope: WrittenRope, whole: str, model_type: str
+) -> Engine:
     """Return the support of an engine that may not treat an architecture like LLaMA."""
     how, verdict = found(engine, whole, model_type, rope.kind)
     if verdict == "right":
@@ -383,8 +443,16 @@ def support_of(method: Method, plan: Planned) -> list[Engine]:
 def _of_remapping(method: Remapping, plan: Planned) -> list[Engine]:
     """Only transformers runs the code of a position remapping."""
     first, *others = VERSIONS
-    own = Engine.of(first, "yes", "run", "with trust_remote_code=True, for the code in its folder")
-    return [own, *(Engine.of(engine, "no", "read", "has no such attention") for engine in others)]
+    own = Engine.of(
+        first, "yes", "run", "with trust_remote_code=True, for the code in its folder"
+    )
+    return [
+        own,
+        *(
+            Engine.of(engine, "no", "read", "has no such attention")
+            for engine in others
+        ),
+    ]
 
 
 @support_of.register(Scaling)
@@ -420,9 +488,17 @@ def converted(name: str, config: Config) -> GgufModel | None:
     if rope.is_scaled and written.kind in ("linear", "yarn"):
         stated = replace(stated, kind=written.kind, factor=written.factor)
     elif rope.is_scaled:
-        stated = replace(stated, divisors=tuple(divisors(rope.unscaled(), rope.inv_freq()).tolist()))
+        stated = replace(
+            stated, divisors=tuple(divisors(rope.unscaled(), rope.inv_freq()).tolist())
+        )
     sliding_window = getattr(config.text, "sliding_window", None) or 0
     has_local_base = config.layer_type is not None
     return GgufModel(
-        name, architecture, rope.rotary_dim, config.window, stated, sliding_window, has_local_base
+        name,
+        architecture,
+        rope.rotary_dim,
+        config.window,
+        stated,
+        sliding_window,
+        has_local_base,
     )

@@ -30,7 +30,9 @@ def check_place(source: GgufModel, out: str | Path) -> Path:
     if not file.parent.is_dir():
         raise RopepatchError(f"no folder {file.parent}", hint=f"mkdir -p {file.parent}")
     needed = source.file.num_bytes
-    check_space("the file", file.parent, needed, hint="free some space, or use another folder")
+    check_space(
+        "the file", file.parent, needed, hint="free some space, or use another folder"
+    )
     return file
 
 
@@ -52,7 +54,10 @@ def extend(
         name: None if table is None else np.array(table, dtype=np.float32)
         for name, table in plan.change.tables.items()
     }
-    if source.rope != planned.rope or source.file.fields.keys() != planned.file.fields.keys():
+    if (
+        source.rope != planned.rope
+        or source.file.fields.keys() != planned.file.fields.keys()
+    ):
         raise changed_since(planned.name)
     try:
         with whole_file(file, new=True) as partial:
@@ -61,11 +66,18 @@ def extend(
             source.file.check_copy(written, keys, tensors)
             reloaded = GgufModel.of(written)
             if not same_frequencies(
-                reloaded.gguf_rope.frequencies(reloaded.rotary_dim), plan.change.frequencies
+                reloaded.gguf_rope.frequencies(reloaded.rotary_dim),
+                plan.change.frequencies,
             ):
-                raise RopepatchError(f"{file} does not have the planned RoPE", hint="the file was deleted")
+                raise RopepatchError(
+                    f"{file} does not have the planned RoPE",
+                    hint="the file was deleted",
+                )
     except OSError as error:
         raise disk_error(error, file) from error
     kept = len(written.fields) - sum(value is not None for value in keys.values())
     same = len(written.tensors.keys() - tensors.keys())
-    return file, f"{same} tensors and {kept} keys are byte-identical, {len(keys) + len(tensors)} changed"
+    return (
+        file,
+        f"{same} tensors and {kept} keys are byte-identical, {len(keys) + len(tensors)} changed",
+    )

@@ -52,25 +52,35 @@ class ScaledRope(RotarySubstitute):
     shows = "table"
 
     table: nn.Module  # a shallow copy of the stock module with other buffers
-    softmax: dict[str, float]  # the softmax scale before the patch, by path of each changed attention
+    softmax: dict[
+        str, float
+    ]  # the softmax scale before the patch, by path of each changed attention
 
     def __init__(self, stock: nn.Module, plan: Plan) -> None:
         super().__init__(stock)
         self.plan = plan
         self.frequencies = plan.frequencies()
         self.softmax = {}
-        self.__dict__["table"] = scaled_twin(self.stock, self.plan.config.site, self.frequencies)
+        self.__dict__["table"] = scaled_twin(
+            self.stock, self.plan.config.site, self.frequencies
+        )
         self.follow(self.device)
 
     def follow(self, device: torch.device) -> None:
         """Move both tables to the model's device."""
         super().follow(device)
-        scaled = self.tables | {self.plan.config.site.attribute("inv_freq"): self.frequencies.inv_freq}
+        scaled = self.tables | {
+            self.plan.config.site.attribute("inv_freq"): self.frequencies.inv_freq
+        }
         self.table._buffers = {name: table.to(device) for name, table in scaled.items()}
 
-    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         """Return cos and sin, as the stock class does, for x [B, T, H] at position_ids [B, T]."""
-        return self.plan.config.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
+        return self.plan.config.site.rotary_class.forward(
+            self.table, x, position_ids, *args, **kwargs
+        )
 
     def extra_repr(self) -> str:
         """Return the text in `print(model)`."""
@@ -109,22 +119,29 @@ class Patch(Substitution[ScaledRope]):
         plan, place = self.plan, Path(folder)
         if not (place / ADAPTER).is_file():
             raise RopepatchError(
-                f"{place} contains no {ADAPTER}", hint="save the adapter there first with save_pretrained"
+                f"{place} contains no {ADAPTER}",
+                hint="save the adapter there first with save_pretrained",
             )
         source = plan.checkpoint()
         origin: dict[str, Any] = {"base": stated_by_card(source.folder)}
         if records.exists(source.folder):
             origin["earlier"] = records.read(source.folder)
-        records.write(place, records.Record.of(plan, base_weights=source.fingerprint, **origin))
+        records.write(
+            place, records.Record.of(plan, base_weights=source.fingerprint, **origin)
+        )
 
     def _undo(self) -> None:
         rope = self._substitute
         _set_softmax(self.model, rope.softmax)
-        logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.method.name)
+        logger.info(
+            "%s: rope %s -> stock", type(self.model).__name__, rope.plan.method.name
+        )
 
     def _active(self) -> ScaledRope:
         if not self.in_force:
-            raise RopepatchError("this patch was removed", hint="call ropepatch.patch again")
+            raise RopepatchError(
+                "this patch was removed", hint="call ropepatch.patch again"
+            )
         return self._substitute
 
 
@@ -137,7 +154,9 @@ def patch(
     layers: Literal["sliding"] | None = None,
 ) -> Patch: ...
 @overload
-def patch(model: nn.Module, method: Remapping, *, to: Length, original: Length | None = None) -> Remapped: ...
+def patch(
+    model: nn.Module, method: Remapping, *, to: Length, original: Length | None = None
+) -> Remapped: ...
 @overload
 def patch(
     model: nn.Module,
@@ -226,16 +245,26 @@ def _put_remapping(method: Remapping, model: PreTrainedModel, plan: Plan) -> Rem
 @_put.register(Scaling)
 def _put_scaling(method: Scaling, model: PreTrainedModel, plan: Plan) -> Patch:
     keys, config = plan.patched.keys, plan.config
-    path = find_rotary(model).path  # of another class with the same decoder, it differs from the plan's
+    path = find_rotary(
+        model
+    ).path  # of another class with the same decoder, it differs from the plan's
     stock = model.get_submodule(path)
     rope = ScaledRope(stock, plan)
     rope.train(stock.training)
-    changes = {key: keys[key] for key in KEPT if key in keys} | {"max_position_embeddings": plan.target}
-    changes = copy.deepcopy(changes)  # a user's change of the configuration must not change the plan
+    changes = {key: keys[key] for key in KEPT if key in keys} | {
+        "max_position_embeddings": plan.target
+    }
+    changes = copy.deepcopy(
+        changes
+    )  # a user's change of the configuration must not change the plan
     with own_configs(model, *changes) as rope.configs:
         if config.tied_yarn:
             modules = config.changed(changes).skeleton.named_modules()
-            scales = {path: module.scaling for path, module in modules if hasattr(module, "scaling")}
+            scales = {
+                path: module.scaling
+                for path, module in modules
+                if hasattr(module, "scaling")
+            }
             rope.softmax = _set_softmax(model, scales)
         for key, value in changes.items():
             setattr(text_config(model.config), key, value)
@@ -262,7 +291,11 @@ def active(model: nn.Module) -> Patch | None:
 
 def _check_same(planned: Config, here: Config) -> None:
     facts = {
-        name: {"model type": one.model_type, "rotary class": one.site.rotary_class.__name__} | vars(one.rope)
+        name: {
+            "model type": one.model_type,
+            "rotary class": one.site.rotary_class.__name__,
+        }
+        | vars(one.rope)
         for name, one in (("planned", planned), ("here", here))
     }
     for what, value in facts["here"].items():

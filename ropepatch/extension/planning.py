@@ -64,7 +64,11 @@ class Plan(Planned):
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data, as in `ropepatch.json` and `ropepatch plan --json`."""
         config = self.source.config
-        original, rope, frequencies = config.original_window, config.rope, self.frequencies()
+        original, rope, frequencies = (
+            config.original_window,
+            config.rope,
+            self.frequencies(),
+        )
         return {
             "model": self.source.name,
             "revision": self.source.revision,
@@ -142,7 +146,11 @@ def plan(
         RopepatchError: If the model, the target or the method does not allow it.
     """
     if parameters and not isinstance(method, Method):
-        check_method(str(method), parameters, arguments=("to", "method", "original", "layers", "revision"))
+        check_method(
+            str(method),
+            parameters,
+            arguments=("to", "method", "original", "layers", "revision"),
+        )
     source = find_source(model, revision, original)
     return check_layers(plan_method(source, method, parameters, to), layers)
 
@@ -160,12 +168,17 @@ def find_source(
         return Checkpoint.find(place, revision, original=original)
     if revision is not None:
         name = argument("revision")
-        raise RopepatchError(f"{name} does not apply to a GGUF file", hint=f"drop {name}")
+        raise RopepatchError(
+            f"{name} does not apply to a GGUF file", hint=f"drop {name}"
+        )
     return GgufModel.find(os.fspath(model), original)
 
 
 def plan_method(
-    source: Source, method: str | Path | Method, parameters: Mapping[str, Any], to: Length | None
+    source: Source,
+    method: str | Path | Method,
+    parameters: Mapping[str, Any],
+    to: Length | None,
 ) -> Plan:
     """Plan with a method, its name, or a scaling file; see `plan`."""
     if isinstance(source, GgufModel):
@@ -210,7 +223,11 @@ def method_for(
 def _of_factor(window: int, factor: object) -> int:
     """Return the target length that a factor gives, in tokens."""
     number = number_of(factor)
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number <= MAX_NUMBER:
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int | float)
+        or not 1 <= number <= MAX_NUMBER
+    ):
         raise RopepatchError(
             f"factor must be a number from 1 to {MAX_NUMBER:g}, got {shown(factor)}",
             hint="it is the target length over the original length",
@@ -220,10 +237,16 @@ def _of_factor(window: int, factor: object) -> int:
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Return the parameters of a YaRN with another factor, keeping those in its `rope_parameters`."""
-    kept = {key: yarn[key] for key in ("beta_fast", "beta_slow", "truncate") if key in yarn}
+    kept = {
+        key: yarn[key] for key in ("beta_fast", "beta_slow", "truncate") if key in yarn
+    }
     if not yarn.get("mscale"):
         return kept
-    return kept | {"attention_factor": shared_temperature(factor, yarn["mscale"], yarn["mscale_all_dim"])}
+    return kept | {
+        "attention_factor": shared_temperature(
+            factor, yarn["mscale"], yarn["mscale_all_dim"]
+        )
+    }
 
 
 def plan_by(source: Source, method: Method, target: int) -> Plan:
@@ -238,7 +261,9 @@ def check_layers(plan: Plan, layers: str | None) -> Plan:
     local = plan.source.config.local_rope
     if layers not in (None, "sliding"):
         name = argument("layers")
-        raise RopepatchError(f"{name} must be sliding, got {shown(layers)}", hint=f"drop {name}")
+        raise RopepatchError(
+            f"{name} must be sliding, got {shown(layers)}", hint=f"drop {name}"
+        )
     if layers and (local is None or local.shared):
         raise RopepatchError(
             f"{argument('layers', 'sliding')} needs a model that uses RoPE in sliding-window layers only; "
@@ -258,11 +283,15 @@ def check_layers(plan: Plan, layers: str | None) -> Plan:
 def find_method(name: str) -> type[Method]:
     """Return the scaling or position remapping of a name; an error suggests the nearest name."""
     kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
-    refuse_unknown([name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names)
+    refuse_unknown(
+        [name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names
+    )
     return kinds[name]
 
 
-def check_method(method: str, parameters: Collection[str], *, arguments: Collection[str] = ()) -> None:
+def check_method(
+    method: str, parameters: Collection[str], *, arguments: Collection[str] = ()
+) -> None:
     """Raise if ``method`` is not a method or scaling file, or lacks one of the parameters.
 
     Errors suggest a name among the caller's ``arguments`` if a parameter is similar.

@@ -16,7 +16,16 @@ from ropepatch.extension.engines import Engine as Engine
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.record_file import FILE as FILE
 from ropepatch.model.record_file import VERSION as VERSION
-from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole, refused, validated
+from ropepatch.model.record_file import (
+    Keys,
+    Number,
+    Part,
+    Text,
+    Tokens,
+    Whole,
+    refused,
+    validated,
+)
 from ropepatch.model.source import without_paths
 
 if TYPE_CHECKING:
@@ -83,18 +92,32 @@ class ShortContextCheck(Part):
     passed: StrictBool
 
     @classmethod
-    def of(cls, base: float, now: float, most: float, interval: tuple[float, float] | None = None) -> Self:
+    def of(
+        cls,
+        base: float,
+        now: float,
+        most: float,
+        interval: tuple[float, float] | None = None,
+    ) -> Self:
         """Compare two losses, with the interval of the relative increase."""
         rise = now / base - 1
         low, high = interval or (None, None)
         least = rise if low is None else low
         return cls.model_construct(
-            base=base, now=now, increase=rise, low=low, high=high, most=most, passed=least <= most
+            base=base,
+            now=now,
+            increase=rise,
+            low=low,
+            high=high,
+            most=most,
+            passed=least <= most,
         )
 
     def limited(self, most: float) -> Self:
         """Return the same comparison with another limit."""
-        interval = None if self.low is None or self.high is None else (self.low, self.high)
+        interval = (
+            None if self.low is None or self.high is None else (self.low, self.high)
+        )
         return self.of(self.base, self.now, most, interval)
 
     @property
@@ -102,7 +125,9 @@ class ShortContextCheck(Part):
         """The relative increase with its interval."""
         if self.low is None or self.high is None:
             return f"{self.increase:+.2%}"
-        return f"{self.increase:+.2%}, 95 % interval {self.low:+.2%} to {self.high:+.2%}"
+        return (
+            f"{self.increase:+.2%}, 95 % interval {self.low:+.2%} to {self.high:+.2%}"
+        )
 
     @property
     def verdict(self) -> str:
@@ -221,8 +246,15 @@ class Record(Part):
     def of(cls, plan: Plan, **more: Any) -> Record:
         """Make the record of a plan with the versions of the libraries, and further keys."""
         libraries = "ropepatch", "transformers", "torch"
-        versions = {library: importlib.metadata.version(library) for library in libraries}
-        return cls.parse({"version": VERSION} | json.loads(plan.to_json()) | {"versions": versions} | more)
+        versions = {
+            library: importlib.metadata.version(library) for library in libraries
+        }
+        return cls.parse(
+            {"version": VERSION}
+            | json.loads(plan.to_json())
+            | {"versions": versions}
+            | more
+        )
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Record:
@@ -234,9 +266,12 @@ class Record(Part):
             )
         record = validated(cls, content, HINT)
         for name in record.parameters:
-            if not name.isidentifier() or iskeyword(name) or name in TAKEN:  # model cards print it as Python
+            if (
+                not name.isidentifier() or iskeyword(name) or name in TAKEN
+            ):  # model cards print it as Python
                 raise RopepatchError(
-                    f"{FILE} has a parameter {name[:60]!r}, expected a plain name", hint=HINT
+                    f"{FILE} has a parameter {name[:60]!r}, expected a plain name",
+                    hint=HINT,
                 )
         if not isinstance(record.config_changes.get("rope_parameters", {}), dict):
             raise refused(content, ("config_changes", "rope_parameters"), HINT)
@@ -245,7 +280,13 @@ class Record(Part):
     def amended(self, **changes: Any) -> Record:
         """Return the record with other values of some keys; None removes a key."""
         content = self.to_dict() | changes
-        return self.parse({key: value for key, value in content.items() if changes.get(key, ...) is not None})
+        return self.parse(
+            {
+                key: value
+                for key, value in content.items()
+                if changes.get(key, ...) is not None
+            }
+        )
 
 
 def exists(folder: Path) -> bool:

@@ -54,7 +54,10 @@ def auto_map(model_type: str) -> dict[str, str]:
     """Return the `auto_map` of config.json."""
     config, model = _classes(model_type)
     module = CODE.removesuffix(".py")
-    return {"AutoConfig": f"{module}.{PREFIX}{config}", "AutoModelForCausalLM": f"{module}.{PREFIX}{model}"}
+    return {
+        "AutoConfig": f"{module}.{PREFIX}{config}",
+        "AutoModelForCausalLM": f"{module}.{PREFIX}{model}",
+    }
 
 
 def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[str, Any]:
@@ -108,7 +111,11 @@ def other_code(folder: Path, names: Iterable[str]) -> list[str]:
         folder: The folder of the checkpoint, or of its source.
         names: The paths of its additional files.
     """
-    naming = [file.name for file in sorted(folder.glob("*_config.json")) if read_json(file).get("auto_map")]
+    naming = [
+        file.name
+        for file in sorted(folder.glob("*_config.json"))
+        if read_json(file).get("auto_map")
+    ]
     return [GENERATE] * (GENERATE in names) + naming
 
 
@@ -123,9 +130,18 @@ def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
 
 def remapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
     """Return the layers that a model's remapping applies to; None for all."""
-    attentions: list[Any] = [module for module in model.modules() if POSITIONS_SLOT in vars(module)]
-    rotating = {attention.layer_idx: vars(attention)[POSITIONS_SLOT] is not None for attention in attentions}
-    return None if all(rotating.values()) else tuple(index for index, rotates in rotating.items() if rotates)
+    attentions: list[Any] = [
+        module for module in model.modules() if POSITIONS_SLOT in vars(module)
+    ]
+    rotating = {
+        attention.layer_idx: vars(attention)[POSITIONS_SLOT] is not None
+        for attention in attentions
+    }
+    return (
+        None
+        if all(rotating.values())
+        else tuple(index for index, rotates in rotating.items() if rotates)
+    )
 
 
 def load_remapped(folder: Path) -> PreTrainedModel:
@@ -137,7 +153,9 @@ def load_remapped(folder: Path) -> PreTrainedModel:
         exec(compile((folder / CODE).read_bytes(), CODE, "exec"), vars(code))
         (name,) = read_json(folder / "config.json")["architectures"]
         load: Any = getattr(code, name).from_pretrained
-        loaded: Any = load(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        loaded: Any = load(
+            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+        )
     model: PreTrainedModel = loaded.eval()
     returning_objects(model)
     return model

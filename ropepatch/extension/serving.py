@@ -69,7 +69,9 @@ def serving(plan: Planned, engine: str) -> Serving:
     refuse_unknown([engine], ENGINES, "engine")
     serve = ENGINES[engine]
     if not isinstance(plan.source, GgufModel):
-        return replace(serve(plan), cache=cache_bytes(plan.source.config.text, plan.target))
+        return replace(
+            serve(plan), cache=cache_bytes(plan.source.config.text, plan.target)
+        )
     if engine not in GGUF_ENGINES:
         return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
     return serve(plan)
@@ -86,7 +88,9 @@ def _vllm(plan: Planned) -> Serving:
         f"  --hf-overrides {shlex.quote(json.dumps(keys))} \\",
         f"  --max-model-len {plan.target}",
     )
-    return _of_config("vllm", "vLLM", plan, direct, f"vllm serve DIR --max-model-len {plan.target}")
+    return _of_config(
+        "vllm", "vLLM", plan, direct, f"vllm serve DIR --max-model-len {plan.target}"
+    )
 
 
 def _sglang(plan: Planned) -> Serving:
@@ -96,14 +100,18 @@ def _sglang(plan: Planned) -> Serving:
         f"  --json-model-override-args {shlex.quote(json.dumps(_keys(plan)))} \\",
         f"  --context-length {plan.target}",
     )
-    return _of_config("sglang", "SGLang", plan, direct, f"{serve} DIR --context-length {plan.target}")
+    return _of_config(
+        "sglang", "SGLang", plan, direct, f"{serve} DIR --context-length {plan.target}"
+    )
 
 
 def _mlx_lm(plan: Planned) -> Serving:
     return _of_config("mlx-lm", "mlx-lm", plan, (), "mlx_lm.server --model DIR")
 
 
-def _of_config(name: str, row: str, plan: Planned, direct: tuple[str, ...], written: str) -> Serving:
+def _of_config(
+    name: str, row: str, plan: Planned, direct: tuple[str, ...], written: str
+) -> Serving:
     """Return how an engine serves a plan: with options, else a written checkpoint.
 
     Args:
@@ -120,17 +128,26 @@ def _of_config(name: str, row: str, plan: Planned, direct: tuple[str, ...], writ
     if support.reads == "not known":
         note = "not known whether it supports this RoPE here"
     why = "it has no RoPE option"
-    if direct and plan.method.changes_frequencies and dual_chunk_original(plan.config.text):
+    if (
+        direct
+        and plan.method.changes_frequencies
+        and dual_chunk_original(plan.config.text)
+    ):
         why = f"{DUAL_CHUNK} of the unchanged one would replace the scaling"
     elif direct:
         return Serving(name, direct, note=note)
-    commands = extend_command(plan, plan.source.name, plan.source.config, "DIR"), written
+    commands = (
+        extend_command(plan, plan.source.name, plan.source.config, "DIR"),
+        written,
+    )
     return Serving(name, commands, why, note)
 
 
 def _keys(plan: Planned, **more: int) -> dict[str, Any]:
     """Return the changes of config.json, in its section for the language model."""
-    keys = {key: value for key, value in plan.change.keys.items() if key not in LEGACY_KEYS} | more
+    keys = {
+        key: value for key, value in plan.change.keys.items() if key not in LEGACY_KEYS
+    } | more
     return {plan.config.section: keys} if plan.config.section else keys
 
 
@@ -155,7 +172,9 @@ def _llama_cpp(plan: Planned) -> Serving:
     rope = model.find_equivalent(plan.method, by_options=True)
     applies = model.architecture in GGUF_GLOBAL or not model.sliding_window
     if applies and rope is not None and rope.divisors == model.gguf_rope.divisors:
-        return Serving("llama.cpp", (_llama_server(file, model, plan.target, rope),), note=note)
+        return Serving(
+            "llama.cpp", (_llama_server(file, model, plan.target, rope),), note=note
+        )
     run = f"llama-server -m NEW.gguf -c {plan.target}"
     why = f"its options do not contain this {plan.method.name}"
     if not applies:
@@ -173,7 +192,9 @@ def _ollama(plan: Planned) -> Serving:
         f"PARAMETER num_ctx {plan.target}",
     )
     note = "" if model is plan.source else f"{FILE} is the unchanged checkpoint"
-    return _of_gguf("ollama", plan, model, "a Modelfile has no RoPE parameters", note, *modelfile)
+    return _of_gguf(
+        "ollama", plan, model, "a Modelfile has no RoPE parameters", note, *modelfile
+    )
 
 
 def _gguf_model(plan: Planned) -> GgufModel | str:
@@ -192,19 +213,29 @@ def _gguf_model(plan: Planned) -> GgufModel | str:
     )
 
 
-def _of_gguf(name: str, plan: Planned, model: GgufModel, why: str, note: str, *run: str) -> Serving:
+def _of_gguf(
+    name: str, plan: Planned, model: GgufModel, why: str, note: str, *run: str
+) -> Serving:
     """Return the commands that write and run a GGUF file, if one can contain the plan."""
     if model.find_equivalent(plan.method) is None:
-        return Serving(name, (), f"llama.cpp's {model.architecture} does not support this {plan.method.name}")
+        return Serving(
+            name,
+            (),
+            f"llama.cpp's {model.architecture} does not support this {plan.method.name}",
+        )
     file = plan.source.name if model is plan.source else FILE
-    return Serving(name, (extend_command(plan, file, model, "NEW.gguf"), *run), why, note)
+    return Serving(
+        name, (extend_command(plan, file, model, "NEW.gguf"), *run), why, note
+    )
 
 
 def _llama_server(file: str, model: GgufModel, target: int, rope: GgufRope) -> str:
     """Return the command that serves a file with another RoPE, without a table of divisors."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
     override = f"--override-kv {model.architecture}"
-    words = [f"llama-server -m {file} -c {target} {override}.context_length=int:{target}"]
+    words = [
+        f"llama-server -m {file} -c {target} {override}.context_length=int:{target}"
+    ]
     words.append(f"--rope-freq-base {rope.base:.10g} --rope-scaling {rope.kind}")
     if rope.kind != "none":
         words.append(f"--rope-scale {rope.factor:.10g}")
@@ -213,14 +244,18 @@ def _llama_server(file: str, model: GgufModel, target: int, rope: GgufRope) -> s
     if rope.betas != BETAS:
         words.append("--yarn-beta-fast {:g} --yarn-beta-slow {:g}".format(*rope.betas))
     if not math.isclose(rope.attn_factor, model.gguf_rope.attn_factor, rel_tol=1e-6):
-        words.append(f"{override}.rope.scaling.attn_factor=float:{rope.attn_factor:.8g}")
+        words.append(
+            f"{override}.rope.scaling.attn_factor=float:{rope.attn_factor:.8g}"
+        )
     return " ".join(words)
 
 
 # Writing the plan
 
 
-def extend_command(plan: Planned, model: str, config: Config | GgufModel, out: str) -> str:
+def extend_command(
+    plan: Planned, model: str, config: Config | GgufModel, out: str
+) -> str:
     """Return the command that writes a plan.
 
     Args:
@@ -229,7 +264,15 @@ def extend_command(plan: Planned, model: str, config: Config | GgufModel, out: s
         config: Its RoPE.
         out: The folder or file to write.
     """
-    words = ["ropepatch", "extend", model, "--to", f"{plan.target}", "--method", plan.method.name]
+    words = [
+        "ropepatch",
+        "extend",
+        model,
+        "--to",
+        f"{plan.target}",
+        "--method",
+        plan.method.name,
+    ]
     for key in sorted(plan.method.model_fields_set - {"factor"}):
         value = getattr(plan.method, key)
         words += [f"--set={key}={_text(value)}"] if value is not None else []
@@ -251,7 +294,10 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
 
 
-GGUF_ENGINES: dict[str, Callable[[Any], Serving]] = {"llama.cpp": _llama_cpp, "ollama": _ollama}
+GGUF_ENGINES: dict[str, Callable[[Any], Serving]] = {
+    "llama.cpp": _llama_cpp,
+    "ollama": _ollama,
+}
 ENGINES: dict[str, Callable[[Any], Serving]] = {
     "vllm": _vllm,
     "sglang": _sglang,

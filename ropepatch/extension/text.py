@@ -33,7 +33,9 @@ def plan_text(plan: Planned, engines: Iterable[Engine], warnings: Iterable[str])
         f"{method.name} ({method.paper}): factor={plan.factor:g}{parameters_text(method)}",
     ]
     if config.original_window:
-        lines.append(f"original length {config.window}; {config.file_name} states {config.stated_length}")
+        lines.append(
+            f"original length {config.window}; {config.file_name} states {config.stated_length}"
+        )
     if config.layer_type:
         lines.append(f"scales RoPE in the {config.layer_type} layers only")
     lines += ["", *effect_text(method, plan)]
@@ -52,14 +54,19 @@ def effect_text(method: Method, plan: Planned) -> tuple[Table, str]:
 
 def parameters_text(method: Method) -> str:
     """Return the parameters of a method that are set, each after a comma."""
-    given = ((key, value) for key, value in method.parameters().items() if value is not None)
+    given = (
+        (key, value) for key, value in method.parameters().items() if value is not None
+    )
     return printable("".join(f", {key}={_short(value)}" for key, value in given))
 
 
 def engines_table(plan: Planned, engines: Iterable[Engine]) -> Table:
     """Return the table of engine support."""
     kind = plan.method.stated_as(plan.rope_parameters.get("rope_type", "GGUF"))
-    rows = ((f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note) for engine in engines)
+    rows = (
+        (f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note)
+        for engine in engines
+    )
     return columns(rows, whole=[0])
 
 
@@ -67,10 +74,16 @@ def engines_table(plan: Planned, engines: Iterable[Engine]) -> Table:
 def _bands(method: Scaling, plan: Planned) -> tuple[Table, str]:
     """Return the table of frequency bands, and the line of the attention factor."""
     rope, frequencies = plan.source.config.rope, plan.frequencies()
-    numbers = "wavelength (tokens)", f"rotations in {rope.original_max_position_embeddings}", "divided by"
+    numbers = (
+        "wavelength (tokens)",
+        f"rotations in {rope.original_max_position_embeddings}",
+        "divided by",
+    )
     rows = (
         (
-            f"{band.first}" if band.first == band.last else f"{band.first} to {band.last}",
+            f"{band.first}"
+            if band.first == band.last
+            else f"{band.first} to {band.last}",
             band.fate,
             *map(_span, (band.wavelength, band.rotations, band.divisor)),
         )
@@ -98,11 +111,17 @@ def _distance_table(distances: Remapping, target: int) -> Table:
         begin, end = int(band.begin(last).clamp(min=0)), int(band.end(last))
         if begin < end:
             stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
-            keys = torch.cat([torch.arange(*stretch, device="cpu") for stretch in stretches])
+            keys = torch.cat(
+                [torch.arange(*stretch, device="cpu") for stretch in stretches]
+            )
             remapped = (band.query(last)[:, None] - band.key(keys)).double()
             between = _distances(target - end, target - 1 - begin)
-            rows.append((between, _distances(float(remapped.min()), float(remapped.max()))))
-    return columns(rows, ("distance to the key", "remapped to"), right=(0, 1), whole=[0])
+            rows.append(
+                (between, _distances(float(remapped.min()), float(remapped.max())))
+            )
+    return columns(
+        rows, ("distance to the key", "remapped to"), right=(0, 1), whole=[0]
+    )
 
 
 def _distances(least: float, most: float) -> str:
@@ -145,8 +164,16 @@ def _short(value: Any) -> str:
     if len(lengths) > 1:
         return f"({' x '.join(map(str, lengths))} numbers)"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple) and len(value) > 4 and all(isinstance(x, int | float) for x in value):
+        return (
+            "{"
+            + ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
+            + "}"
+        )
+    if (
+        isinstance(value, list | tuple)
+        and len(value) > 4
+        and all(isinstance(x, int | float) for x in value)
+    ):
         return f"[{value[0]:.4g}, {value[1]:.4g}, ... {value[-1]:.4g}] ({len(value)} numbers)"
     if isinstance(value, float):
         return f"{value:.6g}" if value != int(value) else f"{value:.1f}"

@@ -21,7 +21,8 @@ from ropepatch.model.precision import available_bytes
 from ropepatch.model.stock import stock_code
 
 PROBE_TOKENS = 48
-TOLERANCE = 1e-5  # of a logit; the same operations in the same order should be bit-identical
+# Of a logit; the same operations in the same order should be bit-identical
+TOLERANCE = 1e-5
 # Relative to the largest logit: stock `dynamic` rounds its base to float32, which affects far positions.
 DYNAMIC_TOLERANCE = 0.02
 # Relative to the largest logit: the same scores, summed in another order and rounded in float32.
@@ -63,12 +64,17 @@ def patched_logits(source: Checkpoint, plan: Plan) -> tuple[Tensor | str, Change
 
 def trained_logits(model: Any, plan: Plan) -> Tensor | str:
     """Compute the logits of a trained, patched model, or return why they are not compared."""
-    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
+    if (
+        sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        > available_bytes()
+    ):
         return "the weights do not fit into memory twice"
     return probe_logits(model.eval(), plan.target, plan.source.name)
 
 
-def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Verdict, PreTrainedModel | None]:
+def verify(
+    written: Checkpoint, plan: Plan, expected: Tensor | str
+) -> tuple[Verdict, PreTrainedModel | None]:
     """Reload a written checkpoint with stock transformers, and compare frequencies and logits.
 
     Args:
@@ -84,14 +90,18 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
         check_frequencies(written, plan)
     if isinstance(expected, str):
         result = f"not compared: {expected}"
-        return Verdict(frequencies="equal", logits=result, compared=False, difference=None), model
+        return Verdict(
+            frequencies="equal", logits=result, compared=False, difference=None
+        ), model
     model = model or written.load()
     logits = probe_logits(model, plan.target, written.folder.name)
     difference = (logits - expected).abs().max().item()
     if not difference <= _tolerance(plan) * expected.abs().max().item() + TOLERANCE:
         raise _differs("logits", difference)
     result = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(frequencies="equal", logits=result, compared=True, difference=difference), model
+    return Verdict(
+        frequencies="equal", logits=result, compared=True, difference=difference
+    ), model
 
 
 def _tolerance(plan: Plan) -> float:
@@ -105,7 +115,10 @@ def _reloaded_by_code(written: Checkpoint, plan: Plan) -> PreTrainedModel:
     """Reload a checkpoint with the code of its position remapping, and compare its frequencies."""
     model, site = load_remapped(written.folder), plan.config.site
     stock: Any = model.get_submodule(site.path).stock
-    inv_freq, planned = getattr(stock, site.attribute("inv_freq")), plan.change.frequencies.inv_freq
+    inv_freq, planned = (
+        getattr(stock, site.attribute("inv_freq")),
+        plan.change.frequencies.inv_freq,
+    )
     if not torch.equal(inv_freq, planned):
         raise _differs("frequencies", float((inv_freq - planned).abs().max()))
     return model
@@ -124,11 +137,18 @@ def check_frequencies(written: Checkpoint, plan: Plan) -> None:
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     """Compute the logits [1, T, V] float32 of random tokens spread evenly over the target length."""
     vocabulary = text_config(model.config).vocab_size
-    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0)
+    )
     positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
     # Without an explicit mask, jumps in the positions would count as packed documents.
     with stock_code(f"run {name}"):
-        out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+        out = model(
+            ids,
+            position_ids=positions,
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+        )
     logits: Tensor = out.logits.float()
     if not logits.isfinite().all():
         check_finite(model, name)

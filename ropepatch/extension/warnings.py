@@ -48,7 +48,11 @@ def warnings_of(plan: Planned) -> Iterator[str]:
 
 def _length_warnings(plan: Planned, rope: Rope) -> Iterator[str]:
     """Yield warnings about a method and its target length."""
-    method, target, window = plan.method, plan.target, rope.original_max_position_embeddings
+    method, target, window = (
+        plan.method,
+        plan.target,
+        rope.original_max_position_embeddings,
+    )
     factor = method.factor_for(window, target)
     if round(factor * window) != target:
         yield f"factor {factor:g} gives {factor * window:.0f} tokens, not the target of {target}"
@@ -107,11 +111,15 @@ def _other_window(config: Config) -> int | None:
     factor, window = parameters.get("factor", 1), config.window
     if parameters.get("rope_type") != "linear" or config.layer_type or factor <= 1:
         return None  # parameters by layer type are newer than the ambiguous ones
-    stated = stated_window(config.stated_length, factor, getattr(config.text, SEQUENCE, 0))
+    stated = stated_window(
+        config.stated_length, factor, getattr(config.text, SEQUENCE, 0)
+    )
     return None if stated else int(factor * window)
 
 
-def _of_earlier_scaling(plan: Planned, config: Config, doubled: int | None) -> Iterator[str]:
+def _of_earlier_scaling(
+    plan: Planned, config: Config, doubled: int | None
+) -> Iterator[str]:
     """Warn of a model whose RoPE is scaled already."""
     window, stated = config.window, config.rope_parameters
     if config.rope.is_scaled:
@@ -190,7 +198,9 @@ def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
             "about the length of its lists; linear and ntk are saved as proportional"
         )
     if plan.method.changes_frequencies and local:
-        shared = "share the scaled RoPE" if local.shared else "are the only ones with RoPE"
+        shared = (
+            "share the scaled RoPE" if local.shared else "are the only ones with RoPE"
+        )
         yield (
             f"{local.layers} of {local.of} layers have a sliding window of {local.window} tokens and "
             f"{shared}: scaling does not help them, and cost OLMo 3 on MMLU 64.2 -> 60.5 (vllm#43419)"

@@ -22,9 +22,17 @@ from ropepatch.extension import record as records
 from ropepatch.extension.changes import Change
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Record, Verdict
-from ropepatch.extension.remapping_code import check_holds_remapping, check_no_other_code
+from ropepatch.extension.remapping_code import (
+    check_holds_remapping,
+    check_no_other_code,
+)
 from ropepatch.extension.scanning import check_secrets
-from ropepatch.extension.verification import check_memory, patched_logits, trained_logits, verify
+from ropepatch.extension.verification import (
+    check_memory,
+    patched_logits,
+    trained_logits,
+    verify,
+)
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.model.config import DUAL_CHUNK, stated_class
@@ -105,7 +113,9 @@ class Copy:
         with new_folder(self.folder) as partial:
             copy_files(self.files, partial)
             write_configuration(self.source, partial, self.plan, change)
-            clone_files(self.source.weights.files, partial, link=self.link, progress=progress)
+            clone_files(
+                self.source.weights.files, partial, link=self.link, progress=progress
+            )
             written = Checkpoint(partial)
             verdict, model = verify(written, self.plan, expected)
             record |= proof_of(written, verdict, linked=self.link) | dict(self.origin)
@@ -114,7 +124,9 @@ class Copy:
         return Written(self.folder, made, model)
 
 
-def check(plan: Plan, out: str | Path, *, link: bool = False, include: Sequence[str] = ()) -> Copy:
+def check(
+    plan: Plan, out: str | Path, *, link: bool = False, include: Sequence[str] = ()
+) -> Copy:
     """Check all that can be known before a plan is written, from JSON files and weight headers.
 
     Raises:
@@ -166,7 +178,9 @@ def write(
     if not isinstance(plan.source, GgufModel):
         return check(plan, out, link=link, include=include).write(progress)
     file, comparison = gguf_writing.extend(plan, plan.source, out, progress)
-    verdict = Verdict(frequencies="equal", logits=comparison, compared=False, difference=None)
+    verdict = Verdict(
+        frequencies="equal", logits=comparison, compared=False, difference=None
+    )
     record = Record.of(plan, verified=verdict)
     return Written(file, Record.parse(without_paths(record.to_dict())))
 
@@ -207,13 +221,16 @@ def write_trained(
 
 def is_written(plan: Plan, folder: Path) -> bool:
     """Return whether a folder contains the untrained, verified checkpoint of a plan."""
-    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or other content
+    with suppress(
+        OSError, RuntimeError, RopepatchError
+    ):  # no name or home, or other content
         if records.exists(folder):
             held = records.read(folder).to_dict()
             made = without_paths(json.loads(plan.to_json()))
             layers = held["config_changes"].get(KEY, {}).get("layers")
             if KEY in made["config_changes"]:
-                made["config_changes"][KEY]["layers"] = layers  # known once the model has run
+                # Known once the model has run
+                made["config_changes"][KEY]["layers"] = layers
             same = all(held.get(key) == value for key, value in made.items())
             return same and "verified" in held and "training" not in held
     return False
@@ -233,7 +250,8 @@ def check_outside(source: Checkpoint, folder: Path) -> None:
     """Raise if a new folder lies inside the source checkpoint."""
     if folder.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(
-            f"{folder} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"
+            f"{folder} lies inside the source checkpoint",
+            hint=f"choose an {argument('out')} outside it",
         )
 
 
@@ -250,13 +268,18 @@ def _check_weights(source: Checkpoint) -> None:
         ) from error
 
 
-def proof_of(checkpoint: Checkpoint, verdict: Verdict, *, linked: bool = False) -> dict[str, Any]:
+def proof_of(
+    checkpoint: Checkpoint, verdict: Verdict, *, linked: bool = False
+) -> dict[str, Any]:
     """Return the record's keys about the verified weights.
 
     Linked weights are not read, so they have no checksums.
     """
     code = code_of(checkpoint.folder)
-    proof: dict[str, Any] = {"weights": checkpoint.fingerprint, "verified": verdict.to_dict()}
+    proof: dict[str, Any] = {
+        "weights": checkpoint.fingerprint,
+        "verified": verdict.to_dict(),
+    }
     if code:
         proof["code"] = code
     return proof if linked else proof | {"checksums": checksums(checkpoint.weights)}
@@ -270,15 +293,25 @@ def origin_of(source: Checkpoint) -> dict[str, Any]:
             hint="merge it (merge_and_unload) and save the result, or remove adapter_config.json",
         )
     check_inside([source.folder / name for name in WRITTEN], source.folder)
-    history = {"earlier": records.read(source.folder)} if records.exists(source.folder) else {}
+    history = (
+        {"earlier": records.read(source.folder)}
+        if records.exists(source.folder)
+        else {}
+    )
     return {"base": stated_by_card(source.folder)} | history
 
 
 def small_files(source: Path) -> dict[str, Path]:
     """Return the files of a checkpoint that are copied unchanged, by their paths in it."""
-    files = [file for file in sorted(source.iterdir()) if is_carried(file.name) and file.name not in WRITTEN]
+    files = [
+        file
+        for file in sorted(source.iterdir())
+        if is_carried(file.name) and file.name not in WRITTEN
+    ]
     files += sorted(source.glob(f"{TEMPLATES}/*.jinja"))
-    return _checked({file.relative_to(source).as_posix(): file for file in files}, source)
+    return _checked(
+        {file.relative_to(source).as_posix(): file for file in files}, source
+    )
 
 
 def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
@@ -303,18 +336,26 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
         shutil.copyfile(file, folder / name)
 
 
-def write_configuration(source: Checkpoint, folder: Path, plan: Plan, change: Change) -> None:
+def write_configuration(
+    source: Checkpoint, folder: Path, plan: Plan, change: Change
+) -> None:
     """Write the JSON files that contain the context length, and the code files of a change."""
     dropped = ["auto_map", NAMED]
     if plan.method.changes_frequencies:
         dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
     changed = source.config.changed(change.keys).raw
-    kept = {key: value for key, value in changed.items() if key in change.keys or key not in dropped}
+    kept = {
+        key: value
+        for key, value in changed.items()
+        if key in change.keys or key not in dropped
+    }
     write_json(folder / "config.json", kept)
     for name, text in change.code.items():
         (folder / name).write_bytes(text.encode())
     if (source.folder / TOKENIZER).exists():
-        tokenizer, _ = tokenizer_of_copy(source.folder, [file.name for file in folder.iterdir()])
+        tokenizer, _ = tokenizer_of_copy(
+            source.folder, [file.name for file in folder.iterdir()]
+        )
         write_json(folder / TOKENIZER, tokenizer | {"model_max_length": plan.target})
     if (source.folder / "generation_config.json").exists():
         generation = read_json(source.folder / "generation_config.json")
@@ -327,11 +368,17 @@ def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:
     """Return the files of a checkpoint that are not copied, without hidden ones."""
     names = {name.partition("/")[0] for name in carried} | WRITTEN
     names |= {file.name for file in source.weights.files}
-    others = (entry.name for entry in source.folder.iterdir() if not entry.name.startswith("."))
+    others = (
+        entry.name
+        for entry in source.folder.iterdir()
+        if not entry.name.startswith(".")
+    )
     return tuple(sorted(set(others) - names))
 
 
-def tokenizer_of_copy(source: Path, carried: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+def tokenizer_of_copy(
+    source: Path, carried: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
     """Return the tokenizer_config.json of a copied checkpoint, and the code files it needs but lacks.
 
     If such files are missing but transformers has the tokenizer class, `auto_map` is dropped.

@@ -31,14 +31,21 @@ def _named(architectures: str) -> frozenset[str]:
 
 # Each comment states what differs, and the version in which the source was read or the code was run.
 
-GLOBAL_LAYERS, SLIDING_LAYERS = "full_attention", "sliding_attention"  # layer types of transformers
+GLOBAL_LAYERS, SLIDING_LAYERS = (
+    "full_attention",
+    "sliding_attention",
+)  # layer types of transformers
 
 # Of global and local layers (sliding window or chunks), only the local ones rotate; 5.23.
-ROPE_IN_LOCAL_LAYERS = _types("afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1")
+ROPE_IN_LOCAL_LAYERS = _types(
+    "afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1"
+)
 
 # Remarks of a plan; transformers 5.23.
 REMARKS = {
-    _types("hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"): "queries and keys are normalised after "
+    _types(
+        "hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"
+    ): "queries and keys are normalised after "
     "rotation here: an attention factor changes nothing",
 }
 
@@ -48,8 +55,12 @@ TIED = _types(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the fa
 )
 
 # The RoPE keys of config.json; transformers 4.57.6.
-NEOX_KEYS = _types("gpt_neox gpt_neox_japanese")  # rotary_emb_base, rotary_pct for partial_rotary_factor
-LOCAL_BASE = _types("gemma3*")  # rope_local_base_freq is the base of the sliding-window layers
+NEOX_KEYS = _types(
+    "gpt_neox gpt_neox_japanese"
+)  # rotary_emb_base, rotary_pct for partial_rotary_factor
+LOCAL_BASE = _types(
+    "gemma3*"
+)  # rope_local_base_freq is the base of the sliding-window layers
 STATE_THETA = _types(  # every published configuration contains rope_theta
     "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
@@ -60,8 +71,12 @@ WITHOUT_ROPE = _types(  # hybrids whose attention has no position encoding, or o
 OPEN_RAMP = _types("gpt_oss")  # the published configuration contains truncate: false
 
 # How engines differ.
-SCALED_BY_DEFAULT = _types("apertus gpt_oss")  # scaled if rope_scaling is absent, not null; 4.57.6
-REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")  # generate() at the switch of LongRoPE; 5.23
+SCALED_BY_DEFAULT = _types(
+    "apertus gpt_oss"
+)  # scaled if rope_scaling is absent, not null; 4.57.6
+REBUILD_CACHE = _types(
+    "phi3 phimoe phi4_multimodal"
+)  # generate() at the switch of LongRoPE; 5.23
 # GGUF architectures for which llama.cpp supports rope.freq_base, linear and YaRN scaling (betas 32 and 1) and
 # an attention factor; b11434, as all of these.
 GGUF_PLAIN = _named(
@@ -69,14 +84,23 @@ GGUF_PLAIN = _named(
     "gpt-oss hunyuan-moe internlm2 minimax-m2 nemotron olmo olmoe orion phi2 qwen2 qwen2moe qwen2vl qwen3 "
     "qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm starcoder2 xverse"
 )
-GGUF_GLOBAL = _named("gemma3 gemma3n")  # the same, and sliding-window layers keep their frequencies
+GGUF_GLOBAL = _named(
+    "gemma3 gemma3n"
+)  # the same, and sliding-window layers keep their frequencies
 # and rope_freqs, which convert_hf_to_gguf.py writes for llama3
-GGUF_FREQS = _named("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")
+GGUF_FREQS = _named(
+    "apertus arcee deci exaone granite granitemoe llama minicpm nanbeige"
+)
 GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
 # convert_hf_to_gguf.py drops any rope_scaling of these
 GGUF_DROPPED = _named("command-r falcon gemma gemma2 phi2 stablelm")
 GGUF_OTHERWISE = _named("nemotron phi3 phimoe")  # and writes another scaling for these
-GGUF_RENAMED = {"mistral": "llama", "mixtral": "llama", "cohere": "command-r", "phi": "phi2"}
+GGUF_RENAMED = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "cohere": "command-r",
+    "phi": "phi2",
+}
 GGUF_RENAMED |= {"hunyuan_v1_moe": "hunyuan-moe", "qwen2_5_vl_text": "qwen2vl"}
 # Without a beginning-of-sequence token in each window they predict little; lm-evaluation-harness#1465.
 BOS_IN_EACH_WINDOW = _types("*gemma*")
@@ -143,20 +167,27 @@ def published_length(config: PreTrainedConfig, theta: float | None) -> Length | 
         other = raw | raw.get("text_config", {})
         rope = other.get("rope_parameters") or {}
         base = other.get("rope_theta") or rope.get("rope_theta") or 10_000.0
-        is_scaled = other.get("rope_scaling") or rope.get("rope_type", "default") != "default"
+        is_scaled = (
+            other.get("rope_scaling") or rope.get("rope_type", "default") != "default"
+        )
         same_shape = (
             other["model_type"] == config.model_type
             and other["hidden_size"] == getattr(config, "hidden_size", None)
             and other["num_hidden_layers"] == getattr(config, "num_hidden_layers", None)
-            and abs(other.get("vocab_size", 0) - getattr(config, "vocab_size", 0)) < MOST_ADDED
+            and abs(other.get("vocab_size", 0) - getattr(config, "vocab_size", 0))
+            < MOST_ADDED
         )
         if same_shape and not is_scaled and theta is not None and theta <= base:
             window = other["max_position_embeddings"]
-            lengths.append(Length(name, window, TRAINED_ON.get((config.model_type, window))))
+            lengths.append(
+                Length(name, window, TRAINED_ON.get((config.model_type, window)))
+            )
     return max(lengths, key=lambda length: length.length, default=None)
 
 
-def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float, str] | None:
+def published_base(
+    model_type: str, vocabulary: int, window: int
+) -> tuple[float, str] | None:
     """Return the lowest base of similar published models, and the name of one that has it.
 
     These have the same type, about the same vocabulary and no larger context length.
@@ -167,7 +198,10 @@ def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float
         if (config := raw | raw.get("text_config", {}))["model_type"] == model_type
         and abs(config.get("vocab_size", 0) - vocabulary) < MOST_ADDED
         and config["max_position_embeddings"] <= window
-        and (theta := config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta"))
+        and (
+            theta := config.get("rope_theta")
+            or (config.get("rope_parameters") or {}).get("rope_theta")
+        )
     ]
     return min(bases, default=None)
 
@@ -188,7 +222,10 @@ class LocalRope(NamedTuple):
     shared: bool
 
 
-LOCAL_WINDOWS = {SLIDING_LAYERS: "sliding_window", "chunked_attention": "attention_chunk_size"}
+LOCAL_WINDOWS = {
+    SLIDING_LAYERS: "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+}
 
 
 def local_rope(config: PreTrainedConfig) -> LocalRope | None:
@@ -198,15 +235,29 @@ def local_rope(config: PreTrainedConfig) -> LocalRope | None:
     if local is None or GLOBAL_LAYERS not in kinds:
         return None
     shared = config.model_type not in ROPE_IN_LOCAL_LAYERS
-    if rotates := getattr(config, "no_rope_layers", None):  # 1 for a layer with RoPE, as in Llama 4
-        shared = any(rotates[layer] for layer, kind in enumerate(kinds) if kind == GLOBAL_LAYERS)
-    return LocalRope(kinds.count(local), len(kinds), getattr(config, LOCAL_WINDOWS[local]), shared)
+    if rotates := getattr(
+        config, "no_rope_layers", None
+    ):  # 1 for a layer with RoPE, as in Llama 4
+        shared = any(
+            rotates[layer] for layer, kind in enumerate(kinds) if kind == GLOBAL_LAYERS
+        )
+    return LocalRope(
+        kinds.count(local), len(kinds), getattr(config, LOCAL_WINDOWS[local]), shared
+    )
 
 
 def remarks(config: PreTrainedConfig) -> Iterator[str]:
     """Yield remarks for the plan of a model, one sentence each."""
-    yield from (remark for model_types, remark in REMARKS.items() if config.model_type in model_types)
-    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    yield from (
+        remark
+        for model_types, remark in REMARKS.items()
+        if config.model_type in model_types
+    )
+    sliding = (
+        getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True)
+        else None
+    )
     kinds = getattr(config, "layer_types", None) or [SLIDING_LAYERS]
     if sliding and {*kinds} == {SLIDING_LAYERS}:
         yield f"sliding_window {sliding} does not change: tokens farther apart do not attend to each other"

@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_CONFIG = 4_000_000  # bytes; published ones have about 10,000
-UP_TO_SWITCH = "up to the switch"  # the `longrope` frequencies up to the original context length
+# The `longrope` frequencies up to the original context length
+UP_TO_SWITCH = "up to the switch"
 
 
 class StatedRope(ABC):
@@ -206,7 +207,9 @@ class Config(StatedRope):
     file_name = "config.json"
 
     @classmethod
-    def of(cls, model: nn.Module | PreTrainedConfig, original: Length | None = None) -> Self:
+    def of(
+        cls, model: nn.Module | PreTrainedConfig, original: Length | None = None
+    ) -> Self:
         """Return the configuration of a model in memory, wrapped or not.
 
         Raises:
@@ -217,7 +220,9 @@ class Config(StatedRope):
         base = base_model(model)
         custom = None if is_stock(base) else type(base.config)
         unlocated = cls(base.config.to_dict(), original, custom)
-        _ = unlocated.text  # an unsupported configuration is reported before its rotary module
+        _ = (
+            unlocated.text
+        )  # an unsupported configuration is reported before its rotary module
         config = replace(unlocated, known_site=find_rotary(base))
         _ = config.rope
         return config
@@ -228,7 +233,9 @@ class Config(StatedRope):
         Keys that the top level repeats stay unchanged: transformers 5 rejects scaled RoPE there.
         """
         stated = {**self.stated, **keys}
-        return self.read_from(stated if self.section is None else self.raw | {self.section: stated})
+        return self.read_from(
+            stated if self.section is None else self.raw | {self.section: stated}
+        )
 
     def read_from(self, raw: dict[str, Any]) -> Self:
         """Return another config.json of the same model."""
@@ -311,7 +318,9 @@ class Config(StatedRope):
     @cached_property
     def rotates_partly(self) -> bool:
         """Whether some dimensions of each head do not rotate."""
-        return self.rope.rotary_dim < self.head_dim or hasattr(self.text, "qk_nope_head_dim")
+        return self.rope.rotary_dim < self.head_dim or hasattr(
+            self.text, "qk_nope_head_dim"
+        )
 
     @cached_property
     def is_quantised(self) -> bool:
@@ -354,8 +363,15 @@ class Config(StatedRope):
         keys = "max_position_embeddings", SEQUENCE
         stating = (key for key in keys if getattr(self.text, key, None) == self.reach)
         known = trained_on(self.text)
-        shorter = f"; published ones were trained on {argument('original', known)}" if known else ""
-        return f" ({next(stating, 'factor x original_max_position_embeddings')})", shorter
+        shorter = (
+            f"; published ones were trained on {argument('original', known)}"
+            if known
+            else ""
+        )
+        return (
+            f" ({next(stating, 'factor x original_max_position_embeddings')})",
+            shorter,
+        )
 
     @cached_property
     def stated_rope(self) -> Rope:
@@ -375,7 +391,11 @@ class Config(StatedRope):
         No rope type can express a further scaling of these, so YaRN is applied to L with a larger factor.
         """
         stated = self.rope_parameters
-        if stated.get("mscale_all_dim") and stated["rope_type"] == "yarn" and self.model_type in TIED:
+        if (
+            stated.get("mscale_all_dim")
+            and stated["rope_type"] == "yarn"
+            and self.model_type in TIED
+        ):
             return stated
         return None
 
@@ -390,7 +410,9 @@ class Config(StatedRope):
     @cached_property
     def other_frequencies(self) -> dict[str, list[float]]:
         """The other frequencies and attention factors: of unscaled layer types, and up to a switch."""
-        others = other_tables(self.text, self.site) if self.layer_type is not None else {}
+        others = (
+            other_tables(self.text, self.site) if self.layer_type is not None else {}
+        )
         if switches(self.rope_parameters):
             others[UP_TO_SWITCH] = stock_table(self.text, self.site).inv_freq.tolist()
         return others
@@ -480,7 +502,12 @@ class Checkpoint:
     def positions(self) -> dict[str, Any]:
         """The JSON-ready encoding or position remapping that replaces RoPE; empty for RoPE."""
         if self.kind == "swapped":
-            return {"encoding": {"encoding": self.swapped.encoding, "parameters": self.swapped.parameters}}
+            return {
+                "encoding": {
+                    "encoding": self.swapped.encoding,
+                    "parameters": self.swapped.parameters,
+                }
+            }
         if self.kind == "mapped":
             described = saved_remapping(self.raw)
             return {KEY: {key: described[key] for key in ("name", "parameters")}}
@@ -490,7 +517,10 @@ class Checkpoint:
     def stock(self) -> Config:
         """The stock architecture and RoPE of these weights, without remapping or swapped encoding."""
         if self.kind == "swapped":
-            own = {"model_type": self.swapped.model_type, "architectures": self.swapped.architectures}
+            own = {
+                "model_type": self.swapped.model_type,
+                "architectures": self.swapped.architectures,
+            }
             return replace(self.config, raw=self.raw | own)
         if self.kind == "mapped":
             return replace(self.config, raw=without_remapping(self.raw))
@@ -532,7 +562,9 @@ class Checkpoint:
         """
         raw = self.raw if config is None else config.raw
         given = None if config is None else copy.deepcopy(config.whole)
-        model = load_model(self.folder, raw, given, dtype, device_map, quantization, self.name)
+        model = load_model(
+            self.folder, raw, given, dtype, device_map, quantization, self.name
+        )
         if self.name:
             model.config.name_or_path = self.name
             model.config._commit_hash = self.revision
@@ -554,7 +586,9 @@ class InMemory:
     config: Config
 
     @classmethod
-    def of(cls, model: nn.Module | PreTrainedConfig, original: Length | None = None) -> Self:
+    def of(
+        cls, model: nn.Module | PreTrainedConfig, original: Length | None = None
+    ) -> Self:
         """Take a model, wrapped or not, or a configuration.
 
         Raises:
@@ -563,7 +597,11 @@ class InMemory:
         base: Any = model if isinstance(model, PreTrainedConfig) else base_model(model)
         config = base if isinstance(base, PreTrainedConfig) else base.config
         revision = None if base is config else getattr(config, "_commit_hash", None)
-        return cls(str(config.name_or_path or type(base).__name__), revision, Config.of(base, original))
+        return cls(
+            str(config.name_or_path or type(base).__name__),
+            revision,
+            Config.of(base, original),
+        )
 
     def complete(self, include: Sequence[str] = ()) -> Checkpoint:
         """Find the checkpoint by its name, with its weights and all its files.
@@ -578,7 +616,9 @@ class InMemory:
             )
         revision = None if Path(self.name).is_dir() else self.revision
         original = self.config.original
-        return Checkpoint.find(self.name, revision, original=original, weights=True, include=include)
+        return Checkpoint.find(
+            self.name, revision, original=original, weights=True, include=include
+        )
 
 
 def changed_since(name: str) -> RopepatchError:

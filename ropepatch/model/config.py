@@ -10,7 +10,12 @@ from typing import Any, TypeGuard
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -33,7 +38,11 @@ REQUIRED = {  # by rope type
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the original context length
+WITH_ORIGINAL = (
+    "yarn",
+    "longrope",
+    "llama3",
+)  # the types that need the original context length
 # Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
 QUERY_TEMPERATURE = "llama_4_scaling_beta"
 # The keys of a scaling; every other key of rope_parameters is kept.
@@ -43,23 +52,47 @@ SCALING_KEYS = frozenset({
     "attn_factor", "extrapolation_factor",
 }).union(*REQUIRED.values())  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
-LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
+LEGACY_KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "rotary_emb_base",
+    "rotary_pct",
+)
 KNOWN_TYPES = {"default", "axial", "mrope", "xdrope", "ntk_alpha", *ROPE_INIT_FUNCTIONS}
 VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, and what to do
     "su": ("longrope", 'write "longrope", its current name'),
-    "ntk": ("", "NTK-aware scaling is a larger rope_theta: write it, and drop the scaling"),
+    "ntk": (
+        "",
+        "NTK-aware scaling is a larger rope_theta: write it, and drop the scaling",
+    ),
     "deepseek_yarn": ("yarn", 'write "yarn"; deepseek_yarn is vLLM\'s name of it'),
     "telechat3-yarn": ("", 'write "yarn" with attention_factor 0.07 ln(factor) + 1'),
 }
 DUAL_CHUNK = "dual_chunk_attention_config"  # of Qwen2.5-1M; vLLM and SGLang read it
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
-TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
-GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of names of classes
-STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # of language models
+TEXT_PARTS = (
+    "text_config",
+    "decoder",
+    "generator",
+)  # where transformers looks for the language model
+GENERATING = (
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "LMHeadModel",
+)  # ends of names of classes
+STATING = {
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+}  # of language models
 MAX_LAYERS = 1000  # more means a damaged config.json, and would exhaust memory
 
 
-def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
+def load_config(
+    raw: dict[str, Any], own: type[PreTrainedConfig] | None = None
+) -> PreTrainedConfig:
     """Build the configuration object of a config.json.
 
     Args:
@@ -98,8 +131,17 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
             )
     quantization_of(config)
     name = part_of(config)
-    place = _stating(raw, config.sub_configs) if model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES else None
-    if name and place and not isinstance(raw.get(name), dict) and not describes_at_top(raw):
+    place = (
+        _stating(raw, config.sub_configs)
+        if model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+        else None
+    )
+    if (
+        name
+        and place
+        and not isinstance(raw.get(name), dict)
+        and not describes_at_top(raw)
+    ):
         raise RopepatchError(
             f"the installed transformers reads the language model of {model_type} in {name}, where "
             f"config.json has none, and would take defaults; it describes one {place}",
@@ -111,14 +153,20 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
 def part_of(config: PreTrainedConfig) -> str | None:
     """Return the name of the language model's part of a configuration; None for the whole."""
     text = text_config(config)
-    return next((name for name in TEXT_PARTS if getattr(config, name, None) is text), None)
+    return next(
+        (name for name in TEXT_PARTS if getattr(config, name, None) is text), None
+    )
 
 
 def describes_at_top(raw: dict[str, Any]) -> bool:
     """Whether transformers parses the top level of a config.json as the language model."""
-    probe = {key: value for key, value in raw.items() if key not in STATING} | {"rope_theta": 12345.0}
+    probe = {key: value for key, value in raw.items() if key not in STATING} | {
+        "rope_theta": 12345.0
+    }
     with stock_code("read config.json"):
-        made = text_config(CONFIG_MAPPING[raw["model_type"]].from_dict(_decode_floats(probe)))
+        made = text_config(
+            CONFIG_MAPPING[raw["model_type"]].from_dict(_decode_floats(probe))
+        )
     ropes = getattr(made, "rope_parameters", None) or {}
     return 12345.0 in (
         ropes.get("rope_theta"),
@@ -130,9 +178,17 @@ def _stating(raw: dict[str, Any], parts: Iterable[str]) -> str | None:
     """Where config.json describes a language model, outside the parts that transformers parses."""
     if STATING & raw.keys():
         return "at the top"
-    others = {key: value for key, value in raw.items() if isinstance(value, dict) and key not in parts}
+    others = {
+        key: value
+        for key, value in raw.items()
+        if isinstance(value, dict) and key not in parts
+    }
     found = ((key, _stating(value, ())) for key, value in others.items())
-    inner = ((key, place.removeprefix("at the top")) for key, place in found if place is not None)
+    inner = (
+        (key, place.removeprefix("at the top"))
+        for key, place in found
+        if place is not None
+    )
     return next((f"in {key}{place.replace('in ', '.')}" for key, place in inner), None)
 
 
@@ -156,7 +212,10 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 def check_dequantised(stated: dict[str, Any]) -> None:
     """Raise a `RopepatchError` if these quantised weights cannot be loaded here, e.g. without a package."""
-    with stock_code("load its quantised weights here", "install what it names to compare what they compute"):
+    with stock_code(
+        "load its quantised weights here",
+        "install what it names to compare what they compute",
+    ):
         quantizer = AutoHfQuantizer.from_config(dict(stated), pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
 
@@ -180,7 +239,11 @@ def dual_chunk_original(config: PreTrainedConfig) -> int | None:
     stated = getattr(config, DUAL_CHUNK, None)
     original = stated.get(ORIGINAL) if isinstance(stated, dict) else None
     window = getattr(config, "max_position_embeddings", None)
-    if type(original) is not int or type(window) is not int or not 0 < original < window:
+    if (
+        type(original) is not int
+        or type(window) is not int
+        or not 0 < original < window
+    ):
         return None
     return original
 
@@ -188,7 +251,8 @@ def dual_chunk_original(config: PreTrainedConfig) -> int | None:
 def generates(model_type: str) -> bool:
     """Return whether transformers has an architecture with a language model head."""
     return (
-        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        or model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     )
 
 
@@ -196,7 +260,11 @@ def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """Return the class of transformers in `architectures`, if it has no language model head."""
     name = str(next(iter(config.architectures or ()), ""))
     stated = getattr(transformers, name, None)
-    if name.endswith(GENERATING) or not isinstance(stated, type) or not issubclass(stated, PreTrainedModel):
+    if (
+        name.endswith(GENERATING)
+        or not isinstance(stated, type)
+        or not issubclass(stated, PreTrainedModel)
+    ):
         return None
     return stated
 
@@ -220,13 +288,17 @@ def differs_by_layer(config: Any) -> bool:
 
 def of_global_layers(config: Any) -> Any:
     """Return the configuration of the global-attention layers if sizes differ by layer (Gemma 4)."""
-    return config.per_layer_config[GLOBAL_LAYERS] if differs_by_layer(config) else config
+    return (
+        config.per_layer_config[GLOBAL_LAYERS] if differs_by_layer(config) else config
+    )
 
 
 def head_dim_of(config: Any) -> int:
     """Return the dimension of a global-attention head, derived if the configuration lacks it."""
     of = of_global_layers(config)
-    size: int = getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads
+    size: int = (
+        getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads
+    )
     return size
 
 
@@ -242,7 +314,11 @@ def _without_twin(raw: dict[str, Any]) -> dict[str, Any]:
     decoded: dict[str, Any] = _decode_floats(raw)
     twin = decoded.get("rope_scaling")
     is_part = any(isinstance(raw.get(name), dict) for name in TEXT_PARTS)
-    if is_part and isinstance(twin, dict) and twin.get("rope_type", twin.get("type")) in ("default", "mrope"):
+    if (
+        is_part
+        and isinstance(twin, dict)
+        and twin.get("rope_type", twin.get("type")) in ("default", "mrope")
+    ):
         del decoded["rope_scaling"]
     return decoded
 
@@ -253,7 +329,9 @@ def _decode_floats(value: Any) -> Any:
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
         return {key: _decode_floats(item) for key, item in value.items()}
-    return [_decode_floats(item) for item in value] if isinstance(value, list) else value
+    return (
+        [_decode_floats(item) for item in value] if isinstance(value, list) else value
+    )
 
 
 def auto_class(model_type: object) -> Any:
@@ -272,7 +350,9 @@ def auto_class(model_type: object) -> Any:
     )
 
 
-def blueprint(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+def blueprint(
+    config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None
+) -> PreTrainedModel:
     """Build the model on the meta device, without allocating its weights.
 
     Args:
@@ -286,7 +366,10 @@ def blueprint(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = Non
         options["trust_remote_code"] = False  # None would prompt on stdin
     else:
         build = kind._from_config
-    with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
+    with (
+        stock_code(f"build {config.model_type} from config.json"),
+        torch.device("meta"),
+    ):
         model: PreTrainedModel = build(copy.deepcopy(config), **options)
     return model
 
@@ -296,12 +379,16 @@ def check_rope_types(config: PreTrainedConfig) -> None:
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
-    for sizes in ({key: getattr(config, key, None) for key in SIZES}, *(by_layer or [parameters])):
+    for sizes in (
+        {key: getattr(config, key, None) for key in SIZES},
+        *(by_layer or [parameters]),
+    ):
         for key in SIZES:
             size = sizes.get(key)
             if isinstance(size, int | float) and MAX_NUMBER < abs(size) < math.inf:
                 raise RopepatchError(
-                    f"{key} must be at most {MAX_NUMBER:g}, got {reprlib.repr(size)}", hint="fix config.json"
+                    f"{key} must be at most {MAX_NUMBER:g}, got {reprlib.repr(size)}",
+                    hint="fix config.json",
                 )
     for kind in (rope.get("rope_type", "default") for rope in by_layer or [parameters]):
         if not isinstance(kind, str) or kind not in known:
@@ -319,12 +406,19 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     must agree. `rope_scaling` is None for the default type without an `mrope_section`.
     """
     kind = parameters["rope_type"]
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"} | {"type": kind}
+    scaling = {
+        key: value for key, value in parameters.items() if key != "rope_theta"
+    } | {"type": kind}
     needed = kind != "default" or "mrope_section" in parameters
-    keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": scaling if needed else None}
+    keys = {
+        "rope_theta": parameters["rope_theta"],
+        "rope_scaling": scaling if needed else None,
+    }
     renamed = raw.get("model_type") in NEOX_KEYS
     if renamed or "rotary_emb_base" in raw:
         keys["rotary_emb_base"] = parameters["rope_theta"]
     if "partial_rotary_factor" in parameters:
-        keys["rotary_pct" if renamed else "partial_rotary_factor"] = parameters["partial_rotary_factor"]
+        keys["rotary_pct" if renamed else "partial_rotary_factor"] = parameters[
+            "partial_rotary_factor"
+        ]
     return keys

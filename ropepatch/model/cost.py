@@ -43,7 +43,9 @@ class Cost:
         return asdict(self)
 
     def __str__(self) -> str:
-        time = f"{self.hours:,.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
+        time = (
+            f"{self.hours:,.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
+        )
         return (
             f"{self.steps:,} steps, {self.tokens:,} tokens, {self.memory:.1f} GiB, {time} on {self.card} "
             "(estimates)"
@@ -77,24 +79,37 @@ def cache_bytes(config: PreTrainedConfig, tokens: int, itemsize: int = 2) -> int
         if not isinstance(width, int):
             return None
         grows = isinstance(layer, DynamicLayer)
-        held += width * min(tokens, getattr(layer, "sliding_window", None) or tokens) if grows else 0
+        held += (
+            width * min(tokens, getattr(layer, "sliding_window", None) or tokens)
+            if grows
+            else 0
+        )
     return itemsize * held
 
 
 def layer_bytes(config: Any, tokens: int, itemsize: int) -> int:
     """Estimate the peak of a layer in a forward pass without gradients, which is in its MLP."""
-    return tokens * itemsize * (9 * int(config.hidden_size) // 2 + 3 * _mlp_width(config))
+    return (
+        tokens * itemsize * (9 * int(config.hidden_size) // 2 + 3 * _mlp_width(config))
+    )
 
 
-def forward_bytes(config: Any, tokens: int, itemsize: int, *, cached: bool = False) -> int:
+def forward_bytes(
+    config: Any, tokens: int, itemsize: int, *, cached: bool = False
+) -> int:
     """Estimate the peak of a forward pass without gradients: a layer, with the KV cache, or the logits."""
     layer = layer_bytes(config, tokens, itemsize)
     if cached:
         layer += cache_bytes(config, tokens, itemsize) or 0
-    return max(layer, tokens * itemsize * int(config.hidden_size) + _logits_bytes(config, tokens))
+    return max(
+        layer,
+        tokens * itemsize * int(config.hidden_size) + _logits_bytes(config, tokens),
+    )
 
 
-def step_bytes(config: Any, tokens: int, itemsize: int, *, stream: int, recomputed: bool) -> int:
+def step_bytes(
+    config: Any, tokens: int, itemsize: int, *, stream: int, recomputed: bool
+) -> int:
     """Estimate the peak of a forward and backward pass, without weights and gradients.
 
     With recomputed activations: the hidden state of every layer, and one layer at its peak, the backward pass
@@ -110,9 +125,13 @@ def step_bytes(config: Any, tokens: int, itemsize: int, *, stream: int, recomput
         recomputed: Whether activations are recomputed.
     """
     layers, head = int(config.num_hidden_layers), head_dim_of(config)
-    attention = 2 * head * (int(config.num_attention_heads) + key_value_heads_of(config))
+    attention = (
+        2 * head * (int(config.num_attention_heads) + key_value_heads_of(config))
+    )
     layer = 32 * config.hidden_size + itemsize * (attention + 6 * _mlp_width(config))
-    held = stream * config.hidden_size * layers + layer if recomputed else layer * layers
+    held = (
+        stream * config.hidden_size * layers + layer if recomputed else layer * layers
+    )
     return int(tokens * held + _logits_bytes(config, tokens))
 
 

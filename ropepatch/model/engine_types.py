@@ -7,7 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from ropepatch.files import PACKAGE, parse_json, read_text
 
-FILE = PACKAGE / "model" / "engine_types.json"  # from eval/results/engine-types.json, by docs/tables.py
+FILE = (
+    PACKAGE / "model" / "engine_types.json"
+)  # from eval/results/engine-types.json, by docs/tables.py
 OTHERS = "*"  # all other rope types
 TESTED = "default", "linear", "yarn", "llama3", "longrope"
 ABSENT, NOT_KNOWN = "absent", "not known"
@@ -37,12 +39,22 @@ def found(engine: str, whole: str, text: str, rope_type: str) -> Found:
     if not may_have(engine, whole):
         return Found("read", ABSENT)
     rows = _rows(engine)
-    how, verdicts = rows.get(whole if whole == text else f"{whole}/{text}") or rows.get(text, (None, {}))
+    how, verdicts = rows.get(whole if whole == text else f"{whole}/{text}") or rows.get(
+        text, (None, {})
+    )
     verdict = NOT_KNOWN
-    if rope_type in TESTED or len({*verdicts} - {"default"}) == 1:  # or all scalings share one verdict
+    if (
+        rope_type in TESTED or len({*verdicts} - {"default"}) == 1
+    ):  # or all scalings share one verdict
         verdict = verdicts.get(rope_type) or verdicts.get(OTHERS, NOT_KNOWN)
-    certain = whole == text or verdict != ABSENT  # it may exist as a part of the multimodal model only
-    return Found(how, verdict) if certain and verdict != NOT_KNOWN else Found(None, NOT_KNOWN)
+    certain = (
+        whole == text or verdict != ABSENT
+    )  # it may exist as a part of the multimodal model only
+    return (
+        Found(how, verdict)
+        if certain and verdict != NOT_KNOWN
+        else Found(None, NOT_KNOWN)
+    )
 
 
 def may_have(engine: str, model_type: str) -> bool:
@@ -57,7 +69,10 @@ def needing_older_keys(whole: str, text: str) -> list[str]:
     if may_have("transformers 4.x", whole) and may_have("transformers 4.x", text):
         engines.append("transformers 4.x")
     newer = _facts()["mlx-lm"]["new_keys"].split()
-    was_tried = found("mlx-lm", whole, text, "default").verdict not in (ABSENT, NOT_KNOWN)
+    was_tried = found("mlx-lm", whole, text, "default").verdict not in (
+        ABSENT,
+        NOT_KNOWN,
+    )
     if was_tried and whole not in newer and text not in newer:
         engines.append("mlx-lm")
     return engines
@@ -78,5 +93,7 @@ def _facts() -> dict[str, Any]:
 def _rows(engine: str) -> dict[str, tuple[Any, dict[str, str]]]:
     """How the verdicts were obtained, and the verdicts by rope type, for every architecture."""
     return {
-        name: (how, verdicts) for how, verdicts, names in _facts()[engine]["rows"] for name in names.split()
+        name: (how, verdicts)
+        for how, verdicts, names in _facts()[engine]["rows"]
+        for name in names.split()
     }

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from ropepatch.errors import RopepatchError, plain, printable
-from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
+from ropepatch.model.architectures import (
+    GGUF_FACTORS,
+    GGUF_FREQS,
+    GGUF_GLOBAL,
+    GGUF_PLAIN,
+)
 from ropepatch.model.checkpoint import StatedRope
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.scaling import Scaling, YaRN
@@ -54,15 +59,26 @@ class GgufRope:
     def frequencies(self, rotary_dim: int) -> Frequencies:
         """Compute the frequencies as llama.cpp does."""
         pairs = np.arange(rotary_dim // 2)
-        inv_freq = self.base ** (-2 * pairs / rotary_dim) / np.array(self.divisors or 1.0)
+        inv_freq = self.base ** (-2 * pairs / rotary_dim) / np.array(
+            self.divisors or 1.0
+        )
         slow = inv_freq / (1.0 if self.kind == "none" else self.factor)
         if self.kind != "yarn":
-            return Frequencies(torch.tensor(slow, dtype=torch.float32, device="cpu"), self.attn_factor)
-        low, high = (pair_turning(beta, rotary_dim, self.base, self.original) for beta in self.betas)
+            return Frequencies(
+                torch.tensor(slow, dtype=torch.float32, device="cpu"), self.attn_factor
+            )
+        low, high = (
+            pair_turning(beta, rotary_dim, self.base, self.original)
+            for beta in self.betas
+        )
         low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
         ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
-        blended = torch.tensor(inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32, device="cpu")
-        return Frequencies(blended, self.attn_factor * yarn_temperature(max(1.0, self.factor)))
+        blended = torch.tensor(
+            inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32, device="cpu"
+        )
+        return Frequencies(
+            blended, self.attn_factor * yarn_temperature(max(1.0, self.factor))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +127,23 @@ class GgufModel(StatedRope):
         rope = _stated(file, architecture, rotary_dim)
         length = file.get(f"{architecture}.context_length")
         if rope.kind != "none":
-            trained = file.get(f"{architecture}.rope.scaling.original_context_length", 0)
+            trained = file.get(
+                f"{architecture}.rope.scaling.original_context_length", 0
+            )
             length = max(length, round(rope.factor * trained))
         window = int(file.get(f"{architecture}.attention.sliding_window", 0))
         has_local_base = f"{architecture}.rope.freq_base_swa" in file.fields
-        return cls(name, architecture, rotary_dim, length, rope, window, has_local_base, original, file)
+        return cls(
+            name,
+            architecture,
+            rotary_dim,
+            length,
+            rope,
+            window,
+            has_local_base,
+            original,
+            file,
+        )
 
     @property
     def config(self) -> GgufModel:
@@ -130,7 +158,9 @@ class GgufModel(StatedRope):
             RopepatchError: If the checkpoint was not converted yet.
         """
         if self.converted is None:
-            raise RopepatchError(f"{self.name} is no GGUF file", hint="convert it first")
+            raise RopepatchError(
+                f"{self.name} is no GGUF file", hint="convert it first"
+            )
         return self.converted
 
     @property
@@ -147,7 +177,9 @@ class GgufModel(StatedRope):
         """Return the current values of some metadata and tensors, where set."""
         fields, tensors = self.file.fields, self.file.tensors
         values = {key: fields[key].contents() for key in keys if key in fields}
-        return values | {key: tensors[key].data.tolist() for key in keys if key in tensors}
+        return values | {
+            key: tensors[key].data.tolist() for key in keys if key in tensors
+        }
 
     def key(self, name: str) -> str:
         """Return the full name of a key."""
@@ -165,9 +197,17 @@ class GgufModel(StatedRope):
         now = stated.frequencies(self.rotary_dim)
         if same_frequencies(GgufRope(stated.base).frequencies(self.rotary_dim), now):
             return Rope(self.rotary_dim, stated.base, self.length)
-        return Rope(self.rotary_dim, stated.base, self.length, now.inv_freq.tolist(), now.attention_factor)
+        return Rope(
+            self.rotary_dim,
+            stated.base,
+            self.length,
+            now.inv_freq.tolist(),
+            now.attention_factor,
+        )
 
-    def candidates(self, scaling: Scaling, by_options: bool = False) -> Iterator[GgufRope]:
+    def candidates(
+        self, scaling: Scaling, by_options: bool = False
+    ) -> Iterator[GgufRope]:
         """Yield parameters with which llama.cpp may compute a scaling, the most widely supported first."""
         rope, stated = self.rope, self.gguf_rope
         if scaling.name == "linear" and stated.kind in ("none", "linear"):
@@ -175,7 +215,11 @@ class GgufModel(StatedRope):
         if isinstance(scaling, Unscaled):
             yield stated
         elif isinstance(scaling, NTKAware | AdjustedBase):
-            base = ntk_theta(rope, scaling.factor) if isinstance(scaling, NTKAware) else scaling.rope_theta
+            base = (
+                ntk_theta(rope, scaling.factor)
+                if isinstance(scaling, NTKAware)
+                else scaling.rope_theta
+            )
             yield replace(stated, base=float(np.float32(base)))
         scaled = scaling.frequencies(rope)
         if not rope.is_scaled:
@@ -189,9 +233,13 @@ class GgufModel(StatedRope):
             kind = "longrope" if self.tables == FACTORS else "none"
             table = divisors(rope.unscaled(), scaled.inv_freq).float()
             a, window = scaled.attention_factor, rope.original_max_position_embeddings
-            yield GgufRope(rope.rope_theta, kind, 1.0, window, a, divisors=tuple(table.tolist()))
+            yield GgufRope(
+                rope.rope_theta, kind, 1.0, window, a, divisors=tuple(table.tolist())
+            )
 
-    def find_equivalent(self, scaling: Method, by_options: bool = False) -> GgufRope | None:
+    def find_equivalent(
+        self, scaling: Method, by_options: bool = False
+    ) -> GgufRope | None:
         """Return the first parameters that reproduce a scaling's frequencies; None if none do.
 
         Args:
@@ -206,7 +254,9 @@ class GgufModel(StatedRope):
             if self.architecture in GGUF_GLOBAL and self.sliding_window:
                 # the attention factor also applies to sliding-window layers, whose frequencies do not change
                 apart = candidate.attn_factor != self.gguf_rope.attn_factor
-            if not apart and same_frequencies(candidate.frequencies(self.rotary_dim), wanted):
+            if not apart and same_frequencies(
+                candidate.frequencies(self.rotary_dim), wanted
+            ):
                 return candidate
         return None
 
@@ -228,7 +278,8 @@ def _architecture(file: GgufFile) -> str:
         )
     if file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0):
         raise RopepatchError(
-            f"{file.path} ties its softmax scale to the scaling it has", hint="extend the base checkpoint"
+            f"{file.path} ties its softmax scale to the scaling it has",
+            hint="extend the base checkpoint",
         )
     return str(architecture)
 
@@ -240,7 +291,9 @@ def _rotary_dim(file: GgufFile, architecture: str) -> int:
         heads = max(1, file.get(f"{architecture}.attention.head_count"))
         size = file.get(f"{architecture}.embedding_length") // heads
     if not 0 < size <= 4096 or size % 2:
-        raise RopepatchError(f"{file.path}: {size} dimensions rotate, expected an even number to 4096")
+        raise RopepatchError(
+            f"{file.path}: {size} dimensions rotate, expected an even number to 4096"
+        )
     return int(size)
 
 
@@ -248,12 +301,20 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     """Return the RoPE parameters of a file."""
     get, scaling = file.get, f"{architecture}.rope.scaling"
     kind = get(f"{scaling}.type", "linear")
-    factor = get(f"{scaling}.factor", 0.0) or get(f"{architecture}.rope.scale_linear", 0.0) or 1.0
-    original = get(f"{scaling}.original_context_length", 0) or get(f"{architecture}.context_length")
+    factor = (
+        get(f"{scaling}.factor", 0.0)
+        or get(f"{architecture}.rope.scale_linear", 0.0)
+        or 1.0
+    )
+    original = get(f"{scaling}.original_context_length", 0) or get(
+        f"{architecture}.context_length"
+    )
     base = get(f"{architecture}.rope.freq_base", 10000.0)
     attn_factor = get(f"{scaling}.attn_factor", 1.0)
     numbers = factor, attn_factor, float(original), base - 1
-    if kind not in ("none", "linear", "yarn", "longrope") or not all(0 < x < math.inf for x in numbers):
+    if kind not in ("none", "linear", "yarn", "longrope") or not all(
+        0 < x < math.inf for x in numbers
+    ):
         raise RopepatchError(
             f"{file.path} scales RoPE by {printable(kind, 60)} with factor {factor:g}, "
             f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {plain(base)}",
@@ -263,8 +324,12 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     if kind == "longrope" and names:
         names = FACTORS
     tables = [file.tensors[name].data for name in names if name in file.tensors]
-    if any(table.shape != (rotary_dim // 2,) or not (table > 0).all() for table in tables):
-        raise RopepatchError(f"{file.path}: {names[0]} must hold {rotary_dim // 2} positive numbers")
+    if any(
+        table.shape != (rotary_dim // 2,) or not (table > 0).all() for table in tables
+    ):
+        raise RopepatchError(
+            f"{file.path}: {names[0]} must hold {rotary_dim // 2} positive numbers"
+        )
     if not all(np.array_equal(table, tables[0]) for table in tables):
         raise RopepatchError(
             f"{file.path} divides its frequencies by other numbers beyond {original} tokens (longrope)",
@@ -278,7 +343,9 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
 def same_frequencies(one: Frequencies, other: Frequencies) -> bool:
     """Return whether two sets of frequencies agree up to float32 rounding."""
     near = np.allclose(one.inv_freq, other.inv_freq, rtol=CLOSE, atol=1e-20)
-    return near and math.isclose(one.attention_factor, other.attention_factor, rel_tol=CLOSE)
+    return near and math.isclose(
+        one.attention_factor, other.attention_factor, rel_tol=CLOSE
+    )
 
 
 def _to_one(factor: float) -> float:

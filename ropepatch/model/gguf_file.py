@@ -22,9 +22,19 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter
     from gguf.gguf_reader import ReaderField, ReaderTensor
 
-PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-OF_PARTS = ("split.no", "split.count", "split.tensors.count")  # metadata of split files only
-OF_READER = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # which the package adds
+PART = re.compile(
+    r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE
+)
+OF_PARTS = (
+    "split.no",
+    "split.count",
+    "split.tensors.count",
+)  # metadata of split files only
+OF_READER = (
+    "GGUF.version",
+    "GGUF.tensor_count",
+    "GGUF.kv_count",
+)  # which the package adds
 AGAIN = "download or convert it again; a split one needs all of its parts in one folder"
 SMALLER = "choose another target or parameter"
 Keys = Mapping[str, int | float | str | None]  # metadata to write; None drops a key
@@ -52,8 +62,14 @@ class GgufFile:
         """
         split = PART.fullmatch(path.name)
         count = int(split["count"]) if split else 1
-        names = [f"{split['name']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)] if split else []
-        found = cls(path, tuple(map(_reader, map(path.with_name, names or [path.name]))))
+        names = (
+            [f"{split['name']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+            if split
+            else []
+        )
+        found = cls(
+            path, tuple(map(_reader, map(path.with_name, names or [path.name])))
+        )
         for number, part in enumerate(found.parts):
             here = cls(path.with_name(names[number]) if split else path, (part,))
             if (here.get("split.no", 0), here.get("split.count", 1)) != (number, count):
@@ -62,16 +78,23 @@ class GgufFile:
                     f"{here.get('split.count', 1)}, its name that it is {number + 1} of {count}",
                     hint="give the parts the names that they came with",
                 )
-        held, stated = sum(len(part.tensors) for part in found.parts), found.get("split.tensors.count", 0)
+        held, stated = (
+            sum(len(part.tensors) for part in found.parts),
+            found.get("split.tensors.count", 0),
+        )
         if not held or stated not in (0, held) or len(found.tensors) != held:
-            raise RopepatchError(f"{path} holds {held} tensors, expected {stated or 'some'}", hint=AGAIN)
+            raise RopepatchError(
+                f"{path} holds {held} tensors, expected {stated or 'some'}", hint=AGAIN
+            )
         return found
 
     @cached_property
     def fields(self) -> dict[str, ReaderField]:
         """The metadata by key, without those about parts."""
         fields = self.parts[0].fields.items()
-        return {key: field for key, field in fields if key not in (*OF_READER, *OF_PARTS)}
+        return {
+            key: field for key, field in fields if key not in (*OF_READER, *OF_PARTS)
+        }
 
     @cached_property
     def tensors(self) -> dict[str, ReaderTensor]:
@@ -99,33 +122,65 @@ class GgufFile:
         field = self.parts[0].fields.get(key)
         if field is None and default is not None:
             return default
-        value = None if field is None or field.types[0].name == "ARRAY" else field.contents()
+        value = (
+            None
+            if field is None or field.types[0].name == "ARRAY"
+            else field.contents()
+        )
         kinds: Any = (int, float) if kind is float else kind
         if not isinstance(value, kinds) or isinstance(value, bool):
             words = {int: "a whole number", float: "a number", str: "a text"}[kind]
-            got = "nothing" if field is None else "a list" if value is None else printable(repr(value), 60)
-            raise RopepatchError(f"{self.path}: {key} must be {words}, got {got}", hint=AGAIN)
+            got = (
+                "nothing"
+                if field is None
+                else "a list"
+                if value is None
+                else printable(repr(value), 60)
+            )
+            raise RopepatchError(
+                f"{self.path}: {key} must be {words}, got {got}", hint=AGAIN
+            )
         return kind(value)
 
-    def copy(self, out: Path, keys: Keys, tensors: Tensors, progress: Progress | None = None) -> None:
+    def copy(
+        self, out: Path, keys: Keys, tensors: Tensors, progress: Progress | None = None
+    ) -> None:
         """Copy all parts into one file, with changes of some keys and small float32 tensors."""
         from gguf import GGMLQuantizationType, GGUFValueType
 
-        kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+        kinds = {
+            int: GGUFValueType.UINT32,
+            float: GGUFValueType.FLOAT32,
+            str: GGUFValueType.STRING,
+        }
         writer = _writer(out, self.get("general.architecture", ""))
         writer.data_alignment = int(self.parts[0].alignment)
-        written: dict[str, Any] = {key: _packed(field) for key, field in self.fields.items()} | dict(keys)
+        written: dict[str, Any] = {
+            key: _packed(field) for key, field in self.fields.items()
+        } | dict(keys)
         for key, value in written.items():
-            if value is not None and key != "general.architecture":  # the writer adds this itself
-                kind = self.fields[key].types[0] if isinstance(value, bytes) else kinds[type(value)]
+            if (
+                value is not None and key != "general.architecture"
+            ):  # the writer adds this itself
+                kind = (
+                    self.fields[key].types[0]
+                    if isinstance(value, bytes)
+                    else kinds[type(value)]
+                )
                 writer.add_key_value(key, value, kind)
         added = {name: data for name, data in tensors.items() if data is not None}
-        kept = {name: tensor for name, tensor in self.tensors.items() if name not in tensors}
+        kept = {
+            name: tensor for name, tensor in self.tensors.items() if name not in tensors
+        }
         for name, data in added.items():
-            writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, GGMLQuantizationType.F32)
+            writer.add_tensor_info(
+                name, data.shape, data.dtype, data.nbytes, GGMLQuantizationType.F32
+            )
         for name, tensor in kept.items():
             data = tensor.data
-            writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+            writer.add_tensor_info(
+                name, data.shape, data.dtype, data.nbytes, tensor.tensor_type
+            )
         try:
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -146,11 +201,20 @@ class GgufFile:
             if key not in keys:
                 same = _packed(self.fields.get(key)) == _packed(fields.get(key))
             else:
-                value, expected = fields[key].contents() if key in fields else None, keys[key]
-                same = value == (float(np.float32(expected)) if isinstance(expected, float) else expected)
+                value, expected = (
+                    fields[key].contents() if key in fields else None,
+                    keys[key],
+                )
+                same = value == (
+                    float(np.float32(expected))
+                    if isinstance(expected, float)
+                    else expected
+                )
             wrong += [] if same else [key]
         for name in {*own, *copied, *tensors}:
-            same = _same(copied.get(name), tensors[name] if name in tensors else own.get(name))
+            same = _same(
+                copied.get(name), tensors[name] if name in tensors else own.get(name)
+            )
             wrong += [] if same else [name]
         if wrong:
             raise RopepatchError(
@@ -161,13 +225,22 @@ class GgufFile:
 
 def check_numbers(keys: Keys) -> None:
     """Raise a `RopepatchError` for a number that its key cannot hold: 32 bits, whole or floating-point."""
-    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    smallest, largest = (
+        float(np.finfo(np.float32).tiny),
+        float(np.finfo(np.float32).max),
+    )
     for key, value in keys.items():
         if isinstance(value, int) and not 0 <= value < 2**32:
-            raise RopepatchError(f"a GGUF file holds {key} from 0 to {2**32 - 1}, got {value}", hint=SMALLER)
+            raise RopepatchError(
+                f"a GGUF file holds {key} from 0 to {2**32 - 1}, got {value}",
+                hint=SMALLER,
+            )
         if isinstance(value, float) and value and not smallest <= abs(value) <= largest:
             range_of = f"{smallest:.1e} to {largest:.1e}"
-            raise RopepatchError(f"a GGUF file holds {key} of size {range_of}, got {value:g}", hint=SMALLER)
+            raise RopepatchError(
+                f"a GGUF file holds {key} of size {range_of}, got {value:g}",
+                hint=SMALLER,
+            )
 
 
 def _packed(field: ReaderField | None) -> bytes:
@@ -175,12 +248,16 @@ def _packed(field: ReaderField | None) -> bytes:
     return b"".join(part.tobytes() for part in field.parts[2:]) if field else b""
 
 
-def _same(copy: ReaderTensor | None, wanted: ReaderTensor | NDArray[np.float32] | None) -> bool:
+def _same(
+    copy: ReaderTensor | None, wanted: ReaderTensor | NDArray[np.float32] | None
+) -> bool:
     if copy is None or wanted is None:
         return copy is wanted
     if isinstance(wanted, np.ndarray):
         return copy.tensor_type.name == "F32" and np.array_equal(copy.data, wanted)
-    alike = copy.tensor_type == wanted.tensor_type and np.array_equal(copy.shape, wanted.shape)
+    alike = copy.tensor_type == wanted.tensor_type and np.array_equal(
+        copy.shape, wanted.shape
+    )
     return alike and np.array_equal(_bytes(copy.data), _bytes(wanted.data))
 
 
@@ -196,15 +273,27 @@ def _gguf_code(path: Path) -> Iterator[None]:
         with np.errstate(all="raise"):
             yield
     except ImportError as error:
-        raise RopepatchError(f"GGUF needs {error.name}", hint='pip install "ropepatch[gguf]"') from error
+        raise RopepatchError(
+            f"GGUF needs {error.name}", hint='pip install "ropepatch[gguf]"'
+        ) from error
     except FileNotFoundError as error:
         raise RopepatchError(f"no file {path}", hint=AGAIN) from error
     except OSError as error:
         reason = error.strerror or error
-        raise RopepatchError(f"cannot read {path}: {reason}", hint="make the file readable") from error
-    except (ValueError, LookupError, struct.error, ArithmeticError, MemoryError) as error:
+        raise RopepatchError(
+            f"cannot read {path}: {reason}", hint="make the file readable"
+        ) from error
+    except (
+        ValueError,
+        LookupError,
+        struct.error,
+        ArithmeticError,
+        MemoryError,
+    ) as error:
         reason = " ".join(str(error).split())[:200]
-        raise RopepatchError(f"{path} is truncated or damaged: {reason}", hint=AGAIN) from error
+        raise RopepatchError(
+            f"{path} is truncated or damaged: {reason}", hint=AGAIN
+        ) from error
 
 
 def _reader(path: Path) -> GGUFReader:
@@ -214,11 +303,15 @@ def _reader(path: Path) -> GGUFReader:
         class Reader(GGUFReader):
             """The package's reader, but lists are read at once: entry by entry, a vocabulary takes 30 s."""
 
-            def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[Any, ...]:
+            def _get_field_parts(
+                self, orig_offs: int, raw_type: int
+            ) -> tuple[Any, ...]:
                 if self.byte_order == "S":
                     raise ValueError("it is big-endian")
                 if raw_type != GGUFValueType.ARRAY:
-                    found: tuple[Any, ...] = super()._get_field_parts(orig_offs, raw_type)
+                    found: tuple[Any, ...] = super()._get_field_parts(
+                        orig_offs, raw_type
+                    )
                     if found[1][-1].nbytes == 0 and raw_type != GGUFValueType.STRING:
                         raise ValueError("it ends within its metadata")
                     return found
@@ -228,16 +321,26 @@ def _reader(path: Path) -> GGUFReader:
                     for _ in range(count):
                         end += 8 + struct.unpack_from("<Q", self.data.data, end)[0]
                 else:
-                    end += count * np.dtype(self.gguf_scalar_to_np[GGUFValueType(kind)]).itemsize
+                    end += (
+                        count
+                        * np.dtype(self.gguf_scalar_to_np[GGUFValueType(kind)]).itemsize
+                    )
                 if end > self.data.nbytes:
                     raise ValueError("it ends within its metadata")
-                return end - orig_offs, [self.data[orig_offs:end]], [0], [GGUFValueType.ARRAY]
+                return (
+                    end - orig_offs,
+                    [self.data[orig_offs:end]],
+                    [0],
+                    [GGUFValueType.ARRAY],
+                )
 
         reader = Reader(path)
         end = 0
         for tensor in reader.tensors:
             if (begin := tensor.data_offset - reader.data_offset) != end:
-                raise ValueError(f"{tensor.name} begins at byte {begin} of the tensors, expected {end}")
+                raise ValueError(
+                    f"{tensor.name} begins at byte {begin} of the tensors, expected {end}"
+                )
             end = begin + tensor.n_bytes + -tensor.n_bytes % int(reader.alignment)
         return reader
 
@@ -249,8 +352,16 @@ def _writer(path: Path, architecture: str) -> GGUFWriter:
         """The package's writer, which also accepts values as packed bytes."""
 
         def _pack_val(
-            self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
+            self,
+            val: Any,
+            vtype: GGUFValueType,
+            add_vtype: bool,
+            sub_type: GGUFValueType | None = None,
         ) -> bytes:
-            return val if isinstance(val, bytes) else super()._pack_val(val, vtype, add_vtype, sub_type)
+            return (
+                val
+                if isinstance(val, bytes)
+                else super()._pack_val(val, vtype, add_vtype, sub_type)
+            )
 
     return Writer(path, architecture)

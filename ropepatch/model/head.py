@@ -29,7 +29,9 @@ MARK = 4096.0  # exact in 16 bits, and above any cap of logits
 def input_device(model: PreTrainedModel) -> torch.device:
     """Return the device of a model's input token ids."""
     embedding: Any = model.get_input_embeddings().weight
-    return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
+    return (
+        torch.device("cpu") if embedding.is_meta else embedding.device
+    )  # meta: offloaded by accelerate
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
@@ -44,11 +46,17 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module | None:
     """Find the decoder of a model; None if the model cannot return logits of selected positions."""
-    if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
+    if not any(
+        map(gives_positions, model.modules())
+    ):  # any: wrappers such as PEFT's pass keywords on
         return None
     decoder = getattr(model, "get_decoder", lambda: None)()
     # Llama 4 returns the whole model, with its head; in Gemma 4 the decoder accepts logits_to_keep itself.
-    return getattr(decoder, "model", decoder) if decoder and gives_positions(decoder) else decoder
+    return (
+        getattr(decoder, "model", decoder)
+        if decoder and gives_positions(decoder)
+        else decoder
+    )
 
 
 def gives_positions(module: nn.Module) -> bool:
@@ -63,7 +71,9 @@ def cache_keyword(model: nn.Module) -> str | None:
     """
     for module in model.modules():  # wrappers such as PEFT's pass keywords on
         taken = inspect.signature(module.forward).parameters
-        if name := next((name for name in ("cache", "past_key_values") if name in taken), None):
+        if name := next(
+            (name for name in ("cache", "past_key_values") if name in taken), None
+        ):
             return name
     return None
 
@@ -72,7 +82,9 @@ def incremental_forward(model: PreTrainedModel) -> Callable[..., Any]:
     """Make a function that runs a model on further token ids [1, T], with the KV cache of its last call."""
     name = cache_keyword(model)
     if name is None:
-        raise RopepatchError(f"{type(model).__name__} takes no key-value cache", hint="use another model")
+        raise RopepatchError(
+            f"{type(model).__name__} takes no key-value cache", hint="use another model"
+        )
     cache: dict[str, Any] = {}
 
     def run(ids: Tensor, **inputs: Any) -> Any:
@@ -114,7 +126,9 @@ def decoded_once(
 
     def logits_at(positions: Tensor) -> Tensor:
         # Positions, not their number: with a number, Gemma 4's decoder drops all other positions.
-        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
+        logits: Tensor = model(
+            input_ids=ids, use_cache=False, logits_to_keep=positions
+        ).logits
         return logits
 
     with shadowed(decoder, decode_once):
@@ -133,7 +147,9 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.view(targets.shape)
 
 
-def find_linear_head(model: nn.Module, base: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Linear | None:
+def find_linear_head(
+    model: nn.Module, base: PreTrainedModel, inputs: Mapping[str, Any]
+) -> nn.Linear | None:
     """Find the linear layer whose unchanged output is the model's logits; None if there is none.
 
     Some models scale or cap their logits or have a LoRA on the head. So the layer returns a mark in a short
@@ -145,12 +161,22 @@ def find_linear_head(model: nn.Module, base: PreTrainedModel, inputs: Mapping[st
         inputs: The inputs of the forward pass, with `input_ids` [1, T].
     """
     output: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    linear = [part for part in output.modules() if isinstance(part, nn.Linear)] if output is not None else []
-    layers = [layer for layer in linear if type(layer).forward is nn.Linear.forward]  # not a quantised one
-    return next((layer for layer in layers if _returns_logits(layer, model, inputs)), None)
+    linear = (
+        [part for part in output.modules() if isinstance(part, nn.Linear)]
+        if output is not None
+        else []
+    )
+    layers = [
+        layer for layer in linear if type(layer).forward is nn.Linear.forward
+    ]  # not a quantised one
+    return next(
+        (layer for layer in layers if _returns_logits(layer, model, inputs)), None
+    )
 
 
-def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+def _returns_logits(
+    layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any]
+) -> bool:
     shapes = []
 
     def mark(hidden: Tensor) -> Tensor:
@@ -160,15 +186,25 @@ def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any
     with shadowed(layer, mark):
         try:
             logits = model(use_cache=False, **inputs).logits
-        except (IndexError, RuntimeError):  # from a model that processes its logits further
+        except (
+            IndexError,
+            RuntimeError,
+        ):  # from a model that processes its logits further
             return False
-    return shapes == [inputs["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
+    return (
+        shapes == [inputs["input_ids"].shape]
+        and logits.ndim == 0
+        and logits.item() == MARK
+    )
 
 
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the forward of one module within the block; its hooks still run."""
-    before, usual = vars(module).get("forward"), module.forward  # before: set by accelerate
+    before, usual = (
+        vars(module).get("forward"),
+        module.forward,
+    )  # before: set by accelerate
 
     @functools.wraps(usual)
     def replaced(*args: Any, **kwargs: Any) -> Any:

@@ -90,7 +90,9 @@ def rope_differences(
         if isinstance(module, RotarySubstitute):
             looked_at.append(f"{path}: not compared, as {module.state}")
         elif holds_frequencies(module):
-            config = _config_of(module, stated, is_alone=is_alone and path in language_ropes(base))
+            config = _config_of(
+                module, stated, is_alone=is_alone and path in language_ropes(base)
+            )
             try:
                 found, names, unread = _compared(path, module, config)
             except RopepatchError as error:
@@ -99,11 +101,15 @@ def rope_differences(
             differences += found
             looked_at.append(f"{path}: {', '.join(names)}")
             if unread:
-                looked_at.append(f"but not {', '.join(unread)}, of which this process holds no whole copy")
+                looked_at.append(
+                    f"but not {', '.join(unread)}, of which this process holds no whole copy"
+                )
     return differences, looked_at or ["no rotary module"]
 
 
-def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list[Difference]:
+def check_rope(
+    model: nn.Module, stated: PreTrainedConfig | None = None
+) -> list[Difference]:
     """Raise a `RopepatchError` if a loaded model's RoPE is not its config's; return milder differences.
 
     Rounding is only a warning: `model.to(torch.bfloat16)` causes it, and the user runs this model.
@@ -111,7 +117,9 @@ def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list
     differences, _ = rope_differences(model, stated)
     for one in differences:
         if one.is_error:
-            raise RopepatchError(f"the RoPE in memory is not the config's: {one}", hint=REPAIR)
+            raise RopepatchError(
+                f"the RoPE in memory is not the config's: {one}", hint=REPAIR
+            )
     return differences
 
 
@@ -125,7 +133,11 @@ def write_ropes(model: nn.Module, differences: list[Difference]) -> None:
             setattr(module, one.name, one.expected)
             continue
         value = one.expected.to(now.device)
-        if now.dtype == value.dtype and now.shape == value.shape and not now.is_inference():
+        if (
+            now.dtype == value.dtype
+            and now.shape == value.shape
+            and not now.is_inference()
+        ):
             with torch.no_grad():
                 now.copy_(value)  # in place: CUDA graphs keep its address
         else:
@@ -143,11 +155,26 @@ def reset_dynamic(model: nn.Module) -> None:
     for module in modules:
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
-        kinds = getattr(module, "rope_type", None) if hasattr(module, "original_max_seq_len") else None
-        named = {f"{name}_": kind for name, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
-        for prefix in (prefix for prefix, kind in named.items() if "dynamic" in (kind or "")):
-            now, first = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
-            module.register_buffer(f"{prefix}inv_freq", first.to(now.device, copy=True), persistent=False)
+        kinds = (
+            getattr(module, "rope_type", None)
+            if hasattr(module, "original_max_seq_len")
+            else None
+        )
+        named = (
+            {f"{name}_": kind for name, kind in kinds.items()}
+            if isinstance(kinds, dict)
+            else {"": kinds}
+        )
+        for prefix in (
+            prefix for prefix, kind in named.items() if "dynamic" in (kind or "")
+        ):
+            now, first = (
+                getattr(module, f"{prefix}{name}")
+                for name in ("inv_freq", "original_inv_freq")
+            )
+            module.register_buffer(
+                f"{prefix}inv_freq", first.to(now.device, copy=True), persistent=False
+            )
             setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
@@ -160,11 +187,16 @@ def _config_of(module: nn.Module, stated: PreTrainedConfig, *, is_alone: bool) -
     return stated if is_alone and type(own) in (type(stated), type(None)) else own
 
 
-def _compared(path: str, module: Any, config: Any) -> tuple[list[Difference], list[str], list[str]]:
+def _compared(
+    path: str, module: Any, config: Any
+) -> tuple[list[Difference], list[str], list[str]]:
     """Return the differences of a rotary module, the compared names, and those that cannot be read."""
     if config is None:
         raise RopepatchError(f"{type(module).__name__} has no config")
-    with stock_code(f"build {type(module).__name__} from its config"), torch.device("cpu"):
+    with (
+        stock_code(f"build {type(module).__name__} from its config"),
+        torch.device("cpu"),
+    ):
         fresh = type(module)(config)
     kinds = getattr(fresh, "rope_type", None)
     layers = kinds if isinstance(kinds, dict) else {None: kinds}
@@ -189,11 +221,21 @@ def _compared(path: str, module: Any, config: Any) -> tuple[list[Difference], li
             if not any(_is_same(values, state) for state in right):
                 rounded = _rounding(values, right, config)
                 is_used = changes_later or not is_original
-                differences.append(Difference(path, name, values, expected, kind, rounded, is_used))
+                differences.append(
+                    Difference(path, name, values, expected, kind, rounded, is_used)
+                )
         name = f"{prefix}attention_scaling"
         a, held_a = getattr(fresh, name, None), getattr(module, name, None)
-        if a is not None and held_a is not None and not math.isclose(float(held_a), float(a), rel_tol=SAME):
-            differences.append(Difference(path, name, float(held_a), float(a), kind, None, is_used=True))
+        if (
+            a is not None
+            and held_a is not None
+            and not math.isclose(float(held_a), float(a), rel_tol=SAME)
+        ):
+            differences.append(
+                Difference(
+                    path, name, float(held_a), float(a), kind, None, is_used=True
+                )
+            )
     return differences, names, unread
 
 
@@ -209,17 +251,25 @@ def _read(module: Any, name: str) -> Tensor | None:
     return (replicated.to_local() if placements else held).detach().cpu()
 
 
-def _later_states(module: Any, config: Any, layer: str | None, kind: str) -> list[Tensor]:
+def _later_states(
+    module: Any, config: Any, layer: str | None, kind: str
+) -> list[Tensor]:
     """Return the frequencies that length-dependent RoPE may have after a forward pass."""
     every = config.rope_parameters
     parameters = every[layer] if layer else every
     lengths = {int(parameters[ORIGINAL]) + 1} if kind == "longrope" else set[int]()
     if kind == "dynamic":
         prefixes = {"", f"{layer}_"}  # the last before transformers 5.13
-        lengths = {int(getattr(module, f"{prefix}max_seq_len_cached", 0)) for prefix in prefixes} - {0}
+        lengths = {
+            int(getattr(module, f"{prefix}max_seq_len_cached", 0))
+            for prefix in prefixes
+        } - {0}
     with stock_code(f"compute a {kind} rope"), torch.device("cpu"):
         compute, device = ROPE_INIT_FUNCTIONS[kind], torch.device("cpu")
-        return [compute(config, device, seq_len=length, layer_type=layer)[0] for length in lengths]
+        return [
+            compute(config, device, seq_len=length, layer_type=layer)[0]
+            for length in lengths
+        ]
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

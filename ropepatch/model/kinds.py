@@ -20,7 +20,8 @@ from ropepatch.settings import shown
 CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for transformers
 REMAPPED = "-position-remapping"  # the suffix of the model_type of a checkpoint with a position remapping
 KEY = "position_remapping"  # in config.json
-NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type of a checkpoint with a swapped position encoding
+# The model_type of a checkpoint with a swapped position encoding
+NEEDS_ROPEPATCH = "needs_ropepatch"
 
 Kind = Literal["stock", "mapped", "swapped"]
 
@@ -55,7 +56,9 @@ def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the remapping: `name`, `parameters`, and in tokens the `window` L and the `target` N."""
     described = raw.get(KEY)
     kinds = {"name": str, "parameters": dict, "window": int, "target": int}
-    if not isinstance(described, dict) or any(type(described.get(key)) is not kinds[key] for key in kinds):
+    if not isinstance(described, dict) or any(
+        type(described.get(key)) is not kinds[key] for key in kinds
+    ):
         raise RopepatchError(
             f"config.json has an invalid {KEY}, got {shown(described)}",
             hint="copy it again from where the checkpoint came from",
@@ -73,7 +76,9 @@ def without_remapping(raw: dict[str, Any]) -> dict[str, Any]:
 def code_of(folder: Path) -> dict[str, str]:
     """Return the name and sha256 of a folder's code for the record; empty without a file."""
     file = folder / CODE
-    return {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
+    return (
+        {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
+    )
 
 
 # A swapped encoding

@@ -31,8 +31,12 @@ SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Look up a floating-point dtype by name; None stays None."""
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-        raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")
+    if dtype is not None and not (
+        isinstance(kind, torch.dtype) and kind.is_floating_point
+    ):
+        raise RopepatchError(
+            f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16"
+        )
     return kind
 
 
@@ -42,9 +46,12 @@ def check_device(device: str | torch.device) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        known = "device type at start" not in reason  # it lists all that torch could have
+        known = (
+            "device type at start" not in reason
+        )  # it lists all that torch could have
         raise RopepatchError(
-            f"no device {str(device)!r} here{f': {reason}' * known}", hint="use e.g. cpu, cuda, cuda:1 or mps"
+            f"no device {str(device)!r} here{f': {reason}' * known}",
+            hint="use e.g. cpu, cuda, cuda:1 or mps",
         ) from error
 
 
@@ -64,9 +71,15 @@ def load_model(
     """
     if dtype is not None and dtype.itemsize < 2:  # float8 is for storage only
         name = str(dtype).removeprefix("torch.")
-        raise RopepatchError(f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16")
+        raise RopepatchError(
+            f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16"
+        )
     hint = "fix config.json or the weights so that transformers loads them"
-    how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
+    how = SAFELY | {
+        "dtype": dtype or "auto",
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
     if device_map is not None:
         how["device_map"] = device_map
     if quantization is not None:
@@ -76,14 +89,22 @@ def load_model(
     compiles = own._attn_implementation == FLEX and not torch.accelerator.is_available()
     if compiles:  # takes minutes on a CPU
         own._attn_implementation = None
-    if compiles or config is not None:  # else stock transformers parses config.json itself
+    if (
+        compiles or config is not None
+    ):  # else stock transformers parses config.json itself
         how["config"] = own
     # transformers initialises missing weights at random, before they raise an error below.
-    with stock_code(f"load {folder}", hint), no_progress_bars(), torch.random.fork_rng(devices=[]):
+    with (
+        stock_code(f"load {folder}", hint),
+        no_progress_bars(),
+        torch.random.fork_rng(devices=[]),
+    ):
         model, report = load(folder, **how)
     unused = check_report(model, report)
     if unused and name:
-        warn_once(f"{name}: its model does not use {len(unused)} of the weights, for instance {unused[0]}")
+        warn_once(
+            f"{name}: its model does not use {len(unused)} of the weights, for instance {unused[0]}"
+        )
     loaded: PreTrainedModel = model.eval()
     returning_objects(loaded)
     return loaded
@@ -95,7 +116,9 @@ def returning_objects(model: PreTrainedModel) -> None:
         config.return_dict = True
 
 
-warn_once = lru_cache(logging.getLogger(__name__).warning)  # a checkpoint may be loaded several times
+warn_once = lru_cache(
+    logging.getLogger(__name__).warning
+)  # a checkpoint may be loaded several times
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
@@ -110,18 +133,37 @@ def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
     tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
     tied = dict(model._tied_weights_keys or {}) if tie else {}
     # transformers fills either of two tied weights from the other.
-    copies = {*tied, *(source for copy, source in tied.items() if copy in weights.tensors)}
-    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, copies)
+    copies = {
+        *tied,
+        *(source for copy, source in tied.items() if copy in weights.tensors),
+    }
+    check_fit(
+        weights,
+        {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
+        copies,
+    )
     return [] if quantisation else rehearse(model, weights)
 
 
 def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
     """Load weights by their headers only into a model on the meta device; see `check_report`."""
-    state = {name: torch.empty(entry.shape, device="meta") for name, entry in weights.tensors.items()}
-    how = {"config": copy.deepcopy(model.config), "state_dict": state, "device_map": {"": "meta"}}
+    state = {
+        name: torch.empty(entry.shape, device="meta")
+        for name, entry in weights.tensors.items()
+    }
+    how = {
+        "config": copy.deepcopy(model.config),
+        "state_dict": state,
+        "device_map": {"": "meta"},
+    }
     load: Any = type(model).from_pretrained
-    with stock_code("load weights of these names and shapes", MISFIT), no_progress_bars():
-        _, report = load(None, output_loading_info=True, ignore_mismatched_sizes=True, **how)
+    with (
+        stock_code("load weights of these names and shapes", MISFIT),
+        no_progress_bars(),
+    ):
+        _, report = load(
+            None, output_loading_info=True, ignore_mismatched_sizes=True, **how
+        )
     return check_report(model, report)
 
 
@@ -134,8 +176,12 @@ def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
     """
     unused = sorted(map(str, report["unexpected_keys"]))
     lists = {found[1] for name in model.state_dict() if (found := NUMBERED.match(name))}
-    in_layers = [name for name in unused if (found := NUMBERED.match(name)) and found[1] in lists]
-    if getattr(text_config(model.config), "num_nextn_predict_layers", 0):  # multi-token prediction layers
+    in_layers = [
+        name for name in unused if (found := NUMBERED.match(name)) and found[1] in lists
+    ]
+    if getattr(
+        text_config(model.config), "num_nextn_predict_layers", 0
+    ):  # multi-token prediction layers
         in_layers = []
     for problem, names in (
         ("missing keys", report["missing_keys"]),
@@ -143,7 +189,9 @@ def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
         ("unexpected keys", in_layers),
     ):
         if names:
-            raise mismatch(f"{len(names)} {problem}, for instance {min(map(str, names))}")
+            raise mismatch(
+                f"{len(names)} {problem}, for instance {min(map(str, names))}"
+            )
     return unused
 
 
@@ -158,8 +206,14 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
     named.name_or_path = folder
     how = SAFELY | {"config": named}
     with stock_code(f"load the tokenizer of {folder}", hint):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)
-        _ = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id  # '' recurses forever
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, **how
+        )
+        _ = (
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+            tokenizer.unk_token_id,
+        )  # '' recurses forever
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
     # Without a vocabulary, some classes contain only their special tokens.

@@ -26,8 +26,15 @@ UNKNOWN = 4 << 30  # available bytes if the system does not report them
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # Limit and usage of a control group, and the key of cached memory in memory.stat; cgroup v2, then v1.
 GROUP_FILES = ("memory.max", "memory.current", "inactive_file")
-OLDER_GROUP_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-UNITS = {"AMX": "_is_amx_tile_supported", "AVX512_BF16": "_is_avx512_bf16_supported"}  # in torch.cpu
+OLDER_GROUP_FILES = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
+UNITS = {
+    "AMX": "_is_amx_tile_supported",
+    "AVX512_BF16": "_is_avx512_bf16_supported",
+}  # in torch.cpu
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,11 @@ def fastest(device: str | torch.device | None = None) -> Precision:
         capability = torch.cuda.get_device_capability(on)
         dtype = BFLOAT16 if capability >= AMPERE else FLOAT32
         return Precision(dtype, f"compute capability {'.'.join(map(str, capability))}")
-    units = [name for name, supported in UNITS.items() if getattr(torch.cpu, supported, bool)()]
+    units = [
+        name
+        for name, supported in UNITS.items()
+        if getattr(torch.cpu, supported, bool)()
+    ]
     if on.type == "cpu" and units:
         return Precision(BFLOAT16, f"this CPU has {units[0]}")
     return Precision(FLOAT32, "no units for bfloat16")
@@ -85,13 +96,23 @@ def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
     False if float32 would need more than half of the machine's memory.
     """
     on_cpu = torch.device(device).type == "cpu"
-    if not on_cpu or model.dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
+    if (
+        not on_cpu
+        or model.dtype != torch.bfloat16
+        or getattr(model, "hf_quantizer", None) is not None
+    ):
         return False
-    return 8 * num_parameters(model) <= memory_of(device) and fastest(device).dtype == FLOAT32
+    return (
+        8 * num_parameters(model) <= memory_of(device)
+        and fastest(device).dtype == FLOAT32
+    )
 
 
 def placed(
-    model: PreTrainedModel, device: str | torch.device | None = None, *, float32: bool | None = None
+    model: PreTrainedModel,
+    device: str | torch.device | None = None,
+    *,
+    float32: bool | None = None,
 ) -> PreTrainedModel:
     """Move a model to a device for forward passes, in the precision in which it runs fastest there.
 
@@ -102,7 +123,11 @@ def placed(
     """
     on = device or best_device()
     moving: Any = model
-    moved = moving.float() if (prefers_float32(model, on) if float32 is None else float32) else moving
+    moved = (
+        moving.float()
+        if (prefers_float32(model, on) if float32 is None else float32)
+        else moving
+    )
     there: PreTrainedModel = moved.to(on)
     return there
 
@@ -110,15 +135,22 @@ def placed(
 def describe_placement(model: PreTrainedModel) -> list[str]:
     """Describe a model's device and dtype, with a warning if it will be slow."""
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
-    devices = dict.fromkeys(str(place) for place in (getattr(model, "hf_device_map", None) or {}).values())
+    devices = dict.fromkeys(
+        str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()
+    )
     if len(devices) > 1:
         return [f"on {', '.join(devices)}, {dtype}"]
     if device.type != "cpu":
-        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        name = (
+            f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        )
         return [f"on {device}{name}, {dtype}"]
     threads, size = torch.get_num_threads(), num_parameters(model)
     slow = f"warning: {size / 1e9:.1f} billion parameters run on the CPU, which is slow"
-    return [f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}", *([slow] * (size >= LARGE))]
+    return [
+        f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}",
+        *([slow] * (size >= LARGE)),
+    ]
 
 
 def num_parameters(model: PreTrainedModel) -> int:
@@ -128,8 +160,13 @@ def num_parameters(model: PreTrainedModel) -> int:
 
 def memory_of(device: str | torch.device) -> int:
     """Return a device's memory in bytes, for the CPU within container limits; 0 if unknown."""
-    if torch.device(device).type in ("cuda", "xpu"):  # Apple's GPUs share the CPU's memory
-        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
+    if torch.device(device).type in (
+        "cuda",
+        "xpu",
+    ):  # Apple's GPUs share the CPU's memory
+        return int(
+            torch.get_device_module(device).get_device_properties(device).total_memory
+        )
     return min([_physical_bytes(), *(limit for limit, _ in _limits())])
 
 
@@ -150,23 +187,35 @@ def _physical_bytes() -> int:
 def _limits() -> Iterator[tuple[int, int]]:
     """Yield limit and usage in bytes of each control group of this process."""
     try:
-        groups = [line.split(":", 2) for line in (PROC / "self/cgroup").read_text().splitlines()]
+        groups = [
+            line.split(":", 2)
+            for line in (PROC / "self/cgroup").read_text().splitlines()
+        ]
     except OSError:  # not Linux
         return
     for _, controllers, path in groups:
         if not controllers or "memory" in controllers.split(","):
-            root, names = (CGROUPS / "memory", OLDER_GROUP_FILES) if controllers else (CGROUPS, GROUP_FILES)
+            root, names = (
+                (CGROUPS / "memory", OLDER_GROUP_FILES)
+                if controllers
+                else (CGROUPS, GROUP_FILES)
+            )
             group = PurePosixPath(path.lstrip("/"))
             for folder in (root / part for part in (group, *group.parents)):
                 limit, used = (_numbers(folder / name).get("") for name in names[:2])
                 if limit is not None and used is not None:  # not "max"
-                    yield limit, used - _numbers(folder / "memory.stat").get(names[2], 0)
+                    yield (
+                        limit,
+                        used - _numbers(folder / "memory.stat").get(names[2], 0),
+                    )
 
 
 def _numbers(file: Path) -> dict[str, int]:
     """Parse the lines `name number` of a kernel file; a number without a name has the key ""."""
     try:
-        found = re.findall(r"^(\S*?):?\s*(\d+)(?: kB)?$", file.read_text(), re.MULTILINE)
+        found = re.findall(
+            r"^(\S*?):?\s*(\d+)(?: kB)?$", file.read_text(), re.MULTILINE
+        )
     except OSError:
         return {}
     return {name: int(number) for name, number in found}

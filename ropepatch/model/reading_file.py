@@ -15,7 +15,8 @@ from ropepatch.files import read_json, whole_file
 from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, validated
 
 FILE = "reading.json"
-RIGHT = "right"  # the hypothesis that the engine computes what stock transformers computes
+# The hypothesis that the engine computes what stock transformers computes
+RIGHT = "right"
 LONGEST = 2**24  # tokens: beyond it, float32 cannot distinguish neighbouring positions
 Token = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 LogProb = Annotated[Number, Field(ge=-1e6, le=0)]  # nats
@@ -111,14 +112,31 @@ def parse(content: dict[str, Any]) -> Reading:
     rows = len(reading.positions)
     whole = len(reading.rounded) == rows and all(
         len(tops.ids) == len(tops.log_probs) == rows
-        and all(len(ids) == len(logs) > 0 for ids, logs in zip(tops.ids, tops.log_probs, strict=True))
+        and all(
+            len(ids) == len(logs) > 0
+            for ids, logs in zip(tops.ids, tops.log_probs, strict=True)
+        )
         for tops in reading.tops.values()
     )
     ascending = reading.positions == sorted(set(reading.positions))
-    inside = rows > 0 and ascending and reading.positions[-1] <= reading.source.length == reading.target
-    known = [*(ids for tops in reading.tops.values() for ids in tops.ids), reading.source.ids or []]
-    inside = inside and max(map(max, filter(None, known)), default=0) < reading.vocabulary
-    if not whole or not inside or RIGHT not in reading.tops or len(set(reading.beyond)) < 2:
+    inside = (
+        rows > 0
+        and ascending
+        and reading.positions[-1] <= reading.source.length == reading.target
+    )
+    known = [
+        *(ids for tops in reading.tops.values() for ids in tops.ids),
+        reading.source.ids or [],
+    ]
+    inside = (
+        inside and max(map(max, filter(None, known)), default=0) < reading.vocabulary
+    )
+    if (
+        not whole
+        or not inside
+        or RIGHT not in reading.tops
+        or len(set(reading.beyond)) < 2
+    ):
         raise RopepatchError(f"the lists of {FILE} are inconsistent", hint=HINT)
     return reading
 
@@ -126,4 +144,6 @@ def parse(content: dict[str, Any]) -> Reading:
 def write(folder: Path, reading: Reading) -> None:
     """Write a fingerprint into a folder, completely or not at all."""
     with whole_file(folder / FILE) as partial:
-        partial.write_text(reading.model_dump_json(exclude_unset=True) + "\n", encoding="utf-8")
+        partial.write_text(
+            reading.model_dump_json(exclude_unset=True) + "\n", encoding="utf-8"
+        )

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import shown
 
 FILE = "ropepatch.json"
 VERSION: Final = 1  # of the layout; older records have no version
-MAX_RECORDED = 2**63  # of numbers: larger ones are implausible, and may overflow a float
+MAX_RECORDED = (
+    2**63
+)  # of numbers: larger ones are implausible, and may overflow a float
 
 Text = StrictStr
 Whole = Annotated[StrictInt, Field(ge=0, lt=MAX_RECORDED)]
@@ -37,7 +47,9 @@ class Part(BaseModel):
 Kind = TypeVar("Kind", bound=Part)
 
 
-def validated(kind: type[Kind], content: Mapping[str, Any], hint: str, file: str = FILE) -> Kind:
+def validated(
+    kind: type[Kind], content: Mapping[str, Any], hint: str, file: str = FILE
+) -> Kind:
     """Parse the content of a record file; an error names the first key that is missing or wrong."""
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
@@ -50,11 +62,18 @@ def validated(kind: type[Kind], content: Mapping[str, Any], hint: str, file: str
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         missing = first["type"] == "missing"
-        raise refused(content, first["loc"], hint, missing=missing, file=file) from error
+        raise refused(
+            content, first["loc"], hint, missing=missing, file=file
+        ) from error
 
 
 def refused(
-    content: Any, path: tuple[int | str, ...], hint: str, *, missing: bool = False, file: str = FILE
+    content: Any,
+    path: tuple[int | str, ...],
+    hint: str,
+    *,
+    missing: bool = False,
+    file: str = FILE,
 ) -> RopepatchError:
     """Make the error of an invalid key of a record.
 
@@ -75,4 +94,6 @@ def refused(
         elif isinstance(place, list | tuple) and isinstance(key, int):
             place = place[key]
     got = "nothing" if missing else shown(place)
-    return RopepatchError(f"{file} has an invalid {'.'.join(names)}, got {got}", hint=hint)
+    return RopepatchError(
+        f"{file} has an invalid {'.'.join(names)}, got {got}", hint=hint
+    )

@@ -49,12 +49,20 @@ class RotarySite:
 
     def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
         """Select the rope_parameters of the scaled layer type."""
-        selected: dict[str, Any] = rope_parameters[self.layer_type] if self.layer_type else rope_parameters
+        selected: dict[str, Any] = (
+            rope_parameters[self.layer_type] if self.layer_type else rope_parameters
+        )
         return selected
 
-    def replaced(self, rope_parameters: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+    def replaced(
+        self, rope_parameters: dict[str, Any], flat: dict[str, Any]
+    ) -> dict[str, Any]:
         """Replace the rope_parameters of the scaled layer type by `flat`."""
-        return flat if self.layer_type is None else rope_parameters | {self.layer_type: flat}
+        return (
+            flat
+            if self.layer_type is None
+            else rope_parameters | {self.layer_type: flat}
+        )
 
 
 def find_rotary(model: nn.Module) -> RotarySite:
@@ -70,7 +78,9 @@ def find_rotary(model: nn.Module) -> RotarySite:
             hint="write the longer length as max_position_embeddings into config.json",
         )
     if not modules:
-        raise refusal("it has no rotary module (positions are learned, biased or absent)")
+        raise refusal(
+            "it has no rotary module (positions are learned, biased or absent)"
+        )
     if len(modules) > 1 and getattr(config, "thinker_config", None):
         raise RopepatchError(
             f"{config.model_type} is several models, of which its thinker reads text",
@@ -78,21 +88,33 @@ def find_rotary(model: nn.Module) -> RotarySite:
             "Thinker in its name, and extend it",
         )
     if len(modules) > 1:
-        raise refusal(f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ...")
+        raise refusal(
+            f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ..."
+        )
     ((path, module),) = modules.items()
     rotary_class = type(module)
     if others := [
-        name for name, one in model.named_modules() if type(one) is rotary_class and one is not module
+        name
+        for name, one in model.named_modules()
+        if type(one) is rotary_class and one is not module
     ]:
-        raise refusal(f"it has another {rotary_class.__name__} beside that of its decoder, {others[0]}")
+        raise refusal(
+            f"it has another {rotary_class.__name__} beside that of its decoder, {others[0]}"
+        )
     if state := list(module.state_dict()):
-        raise refusal(f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})")
+        raise refusal(
+            f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})"
+        )
     arguments = list(inspect.signature(rotary_class.forward).parameters)
     if arguments[1:3] != ["x", "position_ids"]:
-        raise refusal(f"its {rotary_class.__name__} is called with {arguments[1:]}, not (x, position_ids)")
+        raise refusal(
+            f"its {rotary_class.__name__} is called with {arguments[1:]}, not (x, position_ids)"
+        )
     if not isinstance(getattr(module, "rope_type", None), dict):
         if not hasattr(module, "inv_freq") or not hasattr(module, "attention_scaling"):
-            raise refusal(f"its {rotary_class.__name__} has no inv_freq with an attention_scaling")
+            raise refusal(
+                f"its {rotary_class.__name__} has no inv_freq with an attention_scaling"
+            )
         return RotarySite(path, rotary_class, None)
     layers = getattr(text_config(config), "layer_types", None) or []
     if set(layers) == {SLIDING_LAYERS}:
@@ -102,7 +124,9 @@ def find_rotary(model: nn.Module) -> RotarySite:
             hint=f"a test model needs a layer of {GLOBAL_LAYERS} in layer_types",
         )
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
-        raise refusal(f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}")
+        raise refusal(
+            f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
+        )
     return RotarySite(path, rotary_class, GLOBAL_LAYERS)
 
 
@@ -134,12 +158,17 @@ class OwnConfigs:
         for held_by, name, config in _configs(model):
             shared[id(config)] = config
             held_by[name] = copy.deepcopy(config, copies)
-        self.pairs = [(config, copies[key], dict(vars(copies[key]))) for key, config in shared.items()]
+        self.pairs = [
+            (config, copies[key], dict(vars(copies[key])))
+            for key, config in shared.items()
+        ]
 
     def put_back(self, model: nn.Module) -> None:
         """Restore the shared configurations in every module that has a copy."""
         for held_by, name, config in _configs(model):
-            held_by[name] = next((shared for shared, own, _ in self.pairs if own is config), config)
+            held_by[name] = next(
+                (shared for shared, own, _ in self.pairs if own is config), config
+            )
         for shared, own, before in self.pairs:
             ours = {own.attribute_map.get(name, name) for name in self.ours}
             for name, value in vars(own).items():
@@ -147,7 +176,9 @@ class OwnConfigs:
                     vars(shared)[name] = value
 
 
-def _configs(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, PreTrainedConfig]]:
+def _configs(
+    model: nn.Module,
+) -> Iterator[tuple[dict[str, Any], str, PreTrainedConfig]]:
     """Yield every configuration of a module: the module's attributes, the name and the value."""
     for module in model.modules():
         for name, value in vars(module).items():
@@ -174,7 +205,8 @@ class RotarySubstitute(nn.Module):
     No subclass has a name with "RotaryEmbedding", since transformers re-initialises such classes.
     """
 
-    state: ClassVar[str] = "the rotary module of this model is replaced"  # why it cannot be replaced again
+    # Why it cannot be replaced again
+    state: ClassVar[str] = "the rotary module of this model is replaced"
     way_back: ClassVar[str] = "remove its replacement first"
     shows: ClassVar[str] = "stock"  # the module that provides missing attributes
 
@@ -184,7 +216,11 @@ class RotarySubstitute(nn.Module):
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()
         self.__dict__["stock"] = stock
-        self.tables = {name: table.cpu() for name, table in stock.named_buffers() if not table.is_meta}
+        self.tables = {
+            name: table.cpu()
+            for name, table in stock.named_buffers()
+            if not table.is_meta
+        }
         self.device = next(stock.buffers()).device
 
     def follow(self, device: torch.device) -> None:
@@ -207,7 +243,9 @@ class RotarySubstitute(nn.Module):
 Substitute = TypeVar("Substitute", bound=RotarySubstitute)
 
 
-def find_substitute(model: nn.Module, kind: type[Substitute]) -> tuple[str, Substitute] | None:
+def find_substitute(
+    model: nn.Module, kind: type[Substitute]
+) -> tuple[str, Substitute] | None:
     """Find a substitute of a class, with its path."""
     for path, module in model.named_modules():
         if isinstance(module, kind):
@@ -218,7 +256,9 @@ def find_substitute(model: nn.Module, kind: type[Substitute]) -> tuple[str, Subs
 class Substitution(ABC, Generic[Substitute]):
     """The handle of a replaced rotary module, and a context manager that restores the original."""
 
-    def __init__(self, model: PreTrainedModel, path: str, substitute: Substitute) -> None:
+    def __init__(
+        self, model: PreTrainedModel, path: str, substitute: Substitute
+    ) -> None:
         self.model = model
         self.path = path
         self._substitute = substitute
@@ -246,7 +286,11 @@ class Substitution(ABC, Generic[Substitute]):
         self.remove()
 
     def __repr__(self) -> str:
-        state = f"{self.path}: {self._substitute.extra_repr()}" if self.in_force else "removed"
+        state = (
+            f"{self.path}: {self._substitute.extra_repr()}"
+            if self.in_force
+            else "removed"
+        )
         return f"{type(self).__name__}({type(self.model).__name__}, {state})"
 
 
@@ -267,40 +311,67 @@ def base_model(model: nn.Module) -> PreTrainedModel:
         if isinstance(module, PreTrainedModel):
             return module
     message = f"{type(model).__name__} holds no transformers model"
-    raise RopepatchError(message, hint="pass what AutoModelForCausalLM or ropepatch.load returned")
+    raise RopepatchError(
+        message, hint="pass what AutoModelForCausalLM or ropepatch.load returned"
+    )
 
 
 def is_stock(model: nn.Module) -> bool:
     """Return whether all classes of a model are transformers', so that its checkpoint needs no code."""
     base = base_model(model)
     # skip classes that torch derives, as fully_shard does
-    first = next(kind for kind in type(base).__mro__ if not kind.__module__.startswith("torch."))
-    return all(kind.__module__.startswith("transformers.") for kind in (first, type(base.config)))
+    first = next(
+        kind for kind in type(base).__mro__ if not kind.__module__.startswith("torch.")
+    )
+    return all(
+        kind.__module__.startswith("transformers.")
+        for kind in (first, type(base.config))
+    )
 
 
 def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
     """Compute the frequencies and attention factors of the unscaled layer types."""
     if site.layer_type is None:
         return {}
-    with stock_code(f"compute the frequencies of {config.model_type}"), torch.device("cpu"):
+    with (
+        stock_code(f"compute the frequencies of {config.model_type}"),
+        torch.device("cpu"),
+    ):
         module: Any = site.rotary_class(config)
         kinds = [kind for kind in module.rope_type if kind != site.layer_type]
-        frequencies = {kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in kinds}
-        factors = {f"{kind} a": [getattr(module, f"{kind}_attention_scaling")] for kind in kinds}
+        frequencies = {
+            kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in kinds
+        }
+        factors = {
+            f"{kind} a": [getattr(module, f"{kind}_attention_scaling")]
+            for kind in kinds
+        }
     return frequencies | factors
 
 
-def stock_table(config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bool = False) -> Frequencies:
+def stock_table(
+    config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bool = False
+) -> Frequencies:
     """Compute the frequencies of a configuration by building its stock rotary module.
 
     For a `longrope` with two lists, they are those up to the switch unless `beyond_switch`.
     """
-    with stock_code(f"compute the frequencies of {config.model_type}"), torch.device("cpu"):
+    with (
+        stock_code(f"compute the frequencies of {config.model_type}"),
+        torch.device("cpu"),
+    ):
         if beyond_switch and switches(parameters := site.of(config.rope_parameters)):
-            config, beyond = copy.deepcopy(config), {"short_factor": parameters["long_factor"]}
-            config.rope_parameters = site.replaced(config.rope_parameters, parameters | beyond)
+            config, beyond = (
+                copy.deepcopy(config),
+                {"short_factor": parameters["long_factor"]},
+            )
+            config.rope_parameters = site.replaced(
+                config.rope_parameters, parameters | beyond
+            )
         with torch.device("meta"):
-            pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
+            pairs = getattr(
+                site.rotary_class(config), site.attribute("inv_freq")
+            ).numel()
         if pairs > MAX_PAIRS:
             message = f"{2 * pairs} rotary dimensions are not plausible"
             raise RopepatchError(message, hint="check head_dim in config.json")
@@ -314,7 +385,11 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
     """Copy a stock rotary module with other frequencies."""
     twin: Any = copy.copy(stock)
     # With any other type the stock forward may recompute its frequencies.
-    twin.rope_type = "default" if site.layer_type is None else {**stock.rope_type, site.layer_type: "default"}
+    twin.rope_type = (
+        "default"
+        if site.layer_type is None
+        else {**stock.rope_type, site.layer_type: "default"}
+    )
     twin._buffers = dict(stock._buffers)
     setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
     setattr(twin, site.attribute("attention_scaling"), frequencies.attention_factor)
@@ -325,16 +400,29 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
     """Raise a `RopepatchError` if a module's forward does not use `inv_freq` and `attention_scaling`."""
     layer = () if site.layer_type is None else (site.layer_type,)
-    with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad(), torch.device("cpu"):
+    with (
+        stock_code(f"run the rotary module of {config.model_type}"),
+        torch.no_grad(),
+        torch.device("cpu"),
+    ):
         stock = site.rotary_class(config)
         table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
         half = Frequencies(table.inv_freq / 2, 3.0)
-        positions, x = _positions(site.of(config.rope_parameters)), torch.zeros(1, 5, 8, dtype=torch.float32)
+        positions, x = (
+            _positions(site.of(config.rope_parameters)),
+            torch.zeros(1, 5, 8, dtype=torch.float32),
+        )
         expected, got = (
-            site.rotary_class.forward(scaled_twin(stock, site, frequencies), x, step * positions, *layer)
+            site.rotary_class.forward(
+                scaled_twin(stock, site, frequencies), x, step * positions, *layer
+            )
             for frequencies, step in ((table, 1), (half, 2))
         )
-    pairs = zip(expected, got, strict=True) if isinstance(expected, tuple) else [(expected, got)]
+    pairs = (
+        zip(expected, got, strict=True)
+        if isinstance(expected, tuple)
+        else [(expected, got)]
+    )
     if not all(torch.allclose(3 * one, other, atol=1e-6) for one, other in pairs):
         reason = f"{site.rotary_class.__name__} recomputes its frequencies in forward"
         raise _refusal(config.model_type, reason)
@@ -343,8 +431,14 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
 def _positions(parameters: dict[str, Any]) -> Tensor:
     """Make test positions: [1, T], or [A, 1, T] for RoPE with A position axes (M-RoPE)."""
     positions = torch.arange(5)[None]
-    axes = len(parameters.get("mrope_section") or parameters.get("xdrope_section") or ())
-    return torch.stack([positions * (axis + 1) for axis in range(axes)]) if axes else positions
+    axes = len(
+        parameters.get("mrope_section") or parameters.get("xdrope_section") or ()
+    )
+    return (
+        torch.stack([positions * (axis + 1) for axis in range(axes)])
+        if axes
+        else positions
+    )
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
@@ -356,7 +450,9 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     parameters = site.of(config.rope_parameters)
     for key, value in _leaves(config.rope_parameters):
         if isinstance(value, float) and not math.isfinite(value):
-            raise RopepatchError(f"{key} must be a finite number, got {value}", hint="fix config.json")
+            raise RopepatchError(
+                f"{key} must be a finite number, got {value}", hint="fix config.json"
+            )
     table = stock_table(config, site, beyond_switch=True)
     window = _window(config, parameters)
     theta, d = parameters["rope_theta"], 2 * len(table.inv_freq)
@@ -365,11 +461,15 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     try:
         plain = Rope(d, theta, window)
     except RopepatchError as error:
-        raise RopepatchError(str(error), hint=error.hint or "correct config.json") from error
+        raise RopepatchError(
+            str(error), hint=error.hint or "correct config.json"
+        ) from error
     kind = parameters.get("rope_type", "default")
     if kind in ("default", "dynamic") and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
-    return Rope(d, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
+    return Rope(
+        d, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor
+    )
 
 
 def switches(parameters: dict[str, Any]) -> bool:
@@ -383,7 +483,10 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             yield from _leaves(value)
         else:
-            yield from ((key, item) for item in (value if isinstance(value, list | tuple) else [value]))
+            yield from (
+                (key, item)
+                for item in (value if isinstance(value, list | tuple) else [value])
+            )
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
@@ -398,11 +501,16 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
         scaled = parameters["factor"] * parameters[ORIGINAL]
         return max(window, int(scaled))
     if parameters.get("rope_type") == "linear":
-        return stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None)) or window
+        return (
+            stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None))
+            or window
+        )
     return dual_chunk_original(config) or window
 
 
-def stated_window(window: int, factor: float, max_sequence_length: object) -> int | None:
+def stated_window(
+    window: int, factor: float, max_sequence_length: object
+) -> int | None:
     """Return the context length of a linear checkpoint if `max_sequence_length` states it, else None.
 
     max_position_embeddings is either this (deepseek-coder) or the original length (Vicuna, LongChat).
@@ -419,5 +527,6 @@ def holds_frequencies(module: nn.Module) -> bool:
 
 def _refusal(model_type: str, reason: str) -> RopepatchError:
     return RopepatchError(
-        f"{model_type} is not supported: {reason}", hint="the documentation lists the supported model types"
+        f"{model_type} is not supported: {reason}",
+        hint="the documentation lists the supported model types",
     )

@@ -23,7 +23,9 @@ from ropepatch.settings import HUB_NAME, parse_yaml, shown
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
-SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)  # a dataset may have a config
+SHARED = re.compile(
+    rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII
+)  # a dataset may have a config
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
 PASSED_ON = ("license", "license_name", "license_link", "language")
 ADAPTER = "adapter_config.json"
@@ -31,13 +33,46 @@ TEMPLATES = "additional_chat_templates"  # the only subfolder of a checkpoint th
 # The files, other than weights, of transformers, tokenizers, processors and engines. Any other file may be
 # private, and Mistral's params.json would give engines the unscaled RoPE.
 KNOWN = (
-    *("config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"),
-    *("tokenizer.json", "tokenizer.[0-9]*.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "tokenizer.model", "tokenizer.model.v*", "tekken.json", "tiktoken.model"),
-    *("*.tiktoken", "vocab.json", "vocab.txt", "vocab.bpe", "merges.txt", "encoder.json", "emoji.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ),
+    *(
+        "tokenizer.json",
+        "tokenizer.[0-9]*.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ),
+    *(
+        "added_tokens.json",
+        "tokenizer.model",
+        "tokenizer.model.v*",
+        "tekken.json",
+        "tiktoken.model",
+    ),
+    *(
+        "*.tiktoken",
+        "vocab.json",
+        "vocab.txt",
+        "vocab.bpe",
+        "merges.txt",
+        "encoder.json",
+        "emoji.json",
+    ),
     *("spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "bpe.model"),
-    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
-    *("audio_tokenizer_config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json"),
+    *(
+        "preprocessor_config.json",
+        "video_preprocessor_config.json",
+        "processor_config.json",
+    ),
+    *(
+        "audio_tokenizer_config.json",
+        "quantize_config.json",
+        "quant_config.json",
+        "hf_quant_config.json",
+    ),
 )
 LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin, nor LICENSE_KEY.txt
     r"(?!.*(key|pass|secret|token(?!izer)|credential|private))"
@@ -65,7 +100,11 @@ class Place(NamedTuple):
 
 
 def locate(
-    model: str | Path, revision: str | None = None, *, weights: bool, include: Sequence[str] = ()
+    model: str | Path,
+    revision: str | None = None,
+    *,
+    weights: bool,
+    include: Sequence[str] = (),
 ) -> Place:
     """Find a local folder, or download a Hub id; without weights only config.json.
 
@@ -75,27 +114,47 @@ def locate(
     check_name(name)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
     if not isinstance(model, str | os.PathLike):
-        raise RopepatchError(f"MODEL must be a folder or a Hub id, got {shown(model)}", hint=expected)
+        raise RopepatchError(
+            f"MODEL must be a folder or a Hub id, got {shown(model)}", hint=expected
+        )
     if isinstance(model, str) and not model.strip():
-        raise RopepatchError(f"MODEL must not be empty, got {model!r}", hint=f"{expected}; . is this folder")
+        raise RopepatchError(
+            f"MODEL must not be empty, got {model!r}",
+            hint=f"{expected}; . is this folder",
+        )
     try:
         folder = TINY if name == "tiny" else Path(name).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
-    except (OSError, RuntimeError) as error:  # name too long, no permission, no such ~user
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # name too long, no permission, no such ~user
         reason = getattr(error, "strerror", None) or error
-        raise RopepatchError(f"cannot look for {name}: {reason}", hint=expected) from error
+        raise RopepatchError(
+            f"cannot look for {name}: {reason}", hint=expected
+        ) from error
     models = [folder]
     if is_folder:
-        models = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
-    if exists and (file := next((one for one in models if one.suffix.lower() == ".gguf"), None)):
+        models = (
+            [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+        )
+    if exists and (
+        file := next((one for one in models if one.suffix.lower() == ".gguf"), None)
+    ):
         raise RopepatchError(
             f"{file} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` support",
             hint="give the file itself; to measure or train, use the checkpoint that it was made from",
         )
     if is_folder:
         if revision is not None:
-            what = "tiny comes with ropepatch and" if name == "tiny" else f"{name} is a local folder, which"
-            raise RopepatchError(f"{what} has no revisions", hint=f"leave {argument('revision')} out")
+            what = (
+                "tiny comes with ropepatch and"
+                if name == "tiny"
+                else f"{name} is a local folder, which"
+            )
+            raise RopepatchError(
+                f"{what} has no revisions", hint=f"leave {argument('revision')} out"
+            )
         check_no_adapter(folder, name)
         return Place(folder, name, None)
     if exists:
@@ -131,10 +190,15 @@ def download(name: str, revision: str | None, *, include: Sequence[str] = ()) ->
 
 def is_carried(name: str) -> bool:
     """Return whether a file of this name is copied with a checkpoint."""
-    return any(fnmatchcase(name, pattern) for pattern in KNOWN) or LICENCE.fullmatch(name) is not None
+    return (
+        any(fnmatchcase(name, pattern) for pattern in KNOWN)
+        or LICENCE.fullmatch(name) is not None
+    )
 
 
-def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()) -> dict[str, Path]:
+def included(
+    folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()
+) -> dict[str, Path]:
     """Find further files to copy with a checkpoint, by their paths in the folder.
 
     Args:
@@ -143,11 +207,15 @@ def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()
         but: Paths that are never copied.
     """
     names = {
-        path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
     found: dict[str, Path] = {}
     for pattern in patterns:
-        matching = [name for name in names if fnmatchcase(name, pattern) and name not in but]
+        matching = [
+            name for name in names if fnmatchcase(name, pattern) and name not in but
+        ]
         if "/." not in f"/{pattern}":
             matching = [name for name in matching if "/." not in f"/{name}"]
         if not matching:
@@ -167,7 +235,9 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
 
     with hub_answers(name):
         try:
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+            folder = Path(
+                snapshot_download(name, revision=revision, allow_patterns=patterns)
+            )
             if INDEX in patterns:
                 files = [SINGLE, *_named_in(folder / INDEX)]
                 snapshot_download(name, revision=folder.name, allow_patterns=files)
@@ -184,7 +254,10 @@ def hub_answers(repo: str) -> Iterator[None]:
     except RopepatchError:
         raise
     except Exception as error:
-        modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        modules = [
+            frame.f_globals.get("__name__", "")
+            for frame, _ in walk_tb(error.__traceback__)
+        ]
         if not any(name.startswith("huggingface_hub") for name in modules):
             raise
         raise RopepatchError(
@@ -214,7 +287,10 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     at = f" at revision {revision}" if revision else ""
     answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if isinstance(error, GatedRepoError):
-        message, hint = f"{name} is gated", "accept its licence on the Hub, then log in with `hf auth login`"
+        message, hint = (
+            f"{name} is gated",
+            "accept its licence on the Hub, then log in with `hf auth login`",
+        )
     elif isinstance(error, RevisionNotFoundError):
         message, hint = (
             f"{name} has no revision {revision}",
@@ -226,10 +302,16 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     elif isinstance(answer, HfHubHTTPError):
         status = answer.response.status_code
         message = f"no folder {name} here, and the Hub answered {status} for it{at}"
-        hint = "log in with `hf auth login`, or check HF_TOKEN" if status in (401, 403) else "try again later"
+        hint = (
+            "log in with `hf auth login`, or check HF_TOKEN"
+            if status in (401, 403)
+            else "try again later"
+        )
     elif isinstance(error, OSError) and error.errno:
         message = f"cannot download {name}{at}: {os.strerror(error.errno)}"
-        hint = "downloads go to the folder in HF_HOME: make room there, or choose another"
+        hint = (
+            "downloads go to the folder in HF_HOME: make room there, or choose another"
+        )
     elif constants.HF_HUB_OFFLINE:
         message = f"no folder {name} here, and the Hub is switched off (HF_HUB_OFFLINE)"
         hint = f"{_meant(name)}unset HF_HUB_OFFLINE to download it; what was downloaded before works without"
@@ -242,7 +324,11 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
 def _meant(name: str) -> str:
     """Suggest `tiny` or a folder with a similar name, as the beginning of a hint."""
     here = Path(name).parent
-    folders = [str(here / file.parent.name) for file in here.glob("*/config.json")] if here.is_dir() else []
+    folders = (
+        [str(here / file.parent.name) for file in here.glob("*/config.json")]
+        if here.is_dir()
+        else []
+    )
     near = get_close_matches(name, ["tiny", *folders], n=1, cutoff=0.75)
     return f"did you mean {near[0]}? " if near else ""
 
@@ -252,17 +338,29 @@ def stated_by_card(folder: Path) -> dict[str, Any]:
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     try:
-        front = REGEX_YAML_BLOCK.search((folder / "README.md").read_text(encoding="utf-8-sig"))
+        front = REGEX_YAML_BLOCK.search(
+            (folder / "README.md").read_text(encoding="utf-8-sig")
+        )
         metadata = parse_yaml(front[2]) or {} if front else {}
         texts = {key: metadata.get(key) for key in PASSED_ON}
         json.dumps(texts, ensure_ascii=False, default=str).encode()
-    except Exception:  # no card, or invalid metadata: PyYAML passes on errors of int() and others
+    except (
+        Exception
+    ):  # no card, or invalid metadata: PyYAML passes on errors of int() and others
         return {}
-    return {key: value for key, value in texts.items() if isinstance(value, str) or _are_texts(value)}
+    return {
+        key: value
+        for key, value in texts.items()
+        if isinstance(value, str) or _are_texts(value)
+    }
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, str) for item in value)
+    )
 
 
 def check_inside(files: Collection[Path], folder: Path) -> None:
@@ -326,5 +424,7 @@ def without_paths(content: Any) -> Any:
         if isinstance(value := shown[key], str):
             shown[key] = show(value)
         elif isinstance(value, list):
-            shown[key] = [show(item) if isinstance(item, str) else item for item in value]
+            shown[key] = [
+                show(item) if isinstance(item, str) else item for item in value
+            ]
     return shown

@@ -31,7 +31,9 @@ def _filter_handlers() -> None:
 
 
 @contextmanager
-def stock_code(what: str, hint: str = "fix config.json so that transformers loads it") -> Iterator[None]:
+def stock_code(
+    what: str, hint: str = "fix config.json so that transformers loads it"
+) -> Iterator[None]:
     """Convert any exception of transformers to a one-line error, and hide its warnings.
 
     Only warnings of this thread are hidden: the logger's level, which all threads share, does not change.
@@ -44,12 +46,16 @@ def stock_code(what: str, hint: str = "fix config.json so that transformers load
         raise
     except Exception as error:  # stock code may raise anything on invalid files
         cause: BaseException = error
-        while cause.__cause__ is not None:  # strict configurations wrap the reason twice
+        while (
+            cause.__cause__ is not None
+        ):  # strict configurations wrap the reason twice
             cause = cause.__cause__
         if is_out_of_memory(cause):
             raise
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
-        raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
+        raise RopepatchError(
+            f"transformers cannot {what}: {reason[:300]}", hint=hint
+        ) from error
     finally:
         _QUIET.reset(token)
 

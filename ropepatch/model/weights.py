@@ -31,7 +31,14 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.p
 COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
 FINGERPRINT_SAMPLE = 1 << 20
 MISFIT = "put config.json and the weights of the same checkpoint together"
-UNQUANTISED = {"F64", "F32", "F16", "BF16", "BOOL", "I64"}  # the last two are for buffers
+UNQUANTISED = {
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+    "BOOL",
+    "I64",
+}  # the last two are for buffers
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 
@@ -132,16 +139,28 @@ def _indexed(index: Path) -> Weights:
     shard_of = content.get("weight_map")
     hint = "copy the index again from where the checkpoint came from"
     if not isinstance(shard_of, dict):
-        raise RopepatchError(f"{index} has no weight_map of tensor names to file names", hint=hint)
+        raise RopepatchError(
+            f"{index} has no weight_map of tensor names to file names", hint=hint
+        )
     if not isinstance(content.get("metadata", {}), dict):
-        message = f"{index} has the metadata {shown(content['metadata'])}, expected an object"
+        message = (
+            f"{index} has the metadata {shown(content['metadata'])}, expected an object"
+        )
         raise RopepatchError(message, hint=hint)
     for name in shard_of.values():
-        if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
+        if not (
+            isinstance(name, str)
+            and name.endswith(".safetensors")
+            and Path(name).name == name
+        ):
             raise RopepatchError(
-                f"{index} names {name!r}, expected a *.safetensors file beside it", hint=hint
+                f"{index} names {name!r}, expected a *.safetensors file beside it",
+                hint=hint,
             )
-    shards = {name: read_header(index.with_name(name)).tensors for name in sorted(set(shard_of.values()))}
+    shards = {
+        name: read_header(index.with_name(name)).tensors
+        for name in sorted(set(shard_of.values()))
+    }
     for tensor, name in shard_of.items():
         if tensor not in shards[name]:
             raise RopepatchError(
@@ -190,11 +209,17 @@ def read_header(file: Path) -> Weights:
             content: dict[str, Any] = json.loads(opened.read(begin - 8))
     except FileNotFoundError:
         message = f"{file.name} is missing from {file.parent}"
-        raise RopepatchError(message, hint="download the checkpoint again; every shard is needed") from None
+        raise RopepatchError(
+            message, hint="download the checkpoint again; every shard is needed"
+        ) from None
     except (OSError, MemoryError) as error:  # MemoryError: a limit of the address space
-        reason = getattr(error, "strerror", None) or str(error) or os.strerror(errno.ENOMEM)
+        reason = (
+            getattr(error, "strerror", None) or str(error) or os.strerror(errno.ENOMEM)
+        )
         message = f"cannot read {file}: {reason}"
-        raise RopepatchError(message, hint="make the file readable, or check the disk") from error
+        raise RopepatchError(
+            message, hint="make the file readable, or check the disk"
+        ) from error
     except SafetensorError as error:
         message = f"{file.name} is truncated or damaged: {error}"
         raise RopepatchError(message, hint="download the file again") from error
@@ -202,7 +227,9 @@ def read_header(file: Path) -> Weights:
     tensors = {}
     for name, entry in content.items():
         first, end = entry["data_offsets"]
-        tensors[name] = TensorEntry(file, entry["dtype"], tuple(entry["shape"]), begin + first, end - first)
+        tensors[name] = TensorEntry(
+            file, entry["dtype"], tuple(entry["shape"]), begin + first, end - first
+        )
     return Weights((file,), tensors, metadata)
 
 
@@ -227,18 +254,26 @@ def checksums(weights: Weights) -> dict[str, str]:
     """Compute the sha256 of every weight file, by name."""
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         sums = list(pool.map(sha256, weights.files))
-    return {file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)}
+    return {
+        file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)
+    }
 
 
 def changed(weights: Weights, sums: Mapping[str, str]) -> list[str]:
     """Return the weight files whose sha256 differs from the recorded one."""
-    return [name for name, checksum in checksums(weights).items() if sums.get(name) != checksum]
+    return [
+        name
+        for name, checksum in checksums(weights).items()
+        if sums.get(name) != checksum
+    ]
 
 
 def sha256(file: Path) -> str:
     """Compute the sha256 of a file, cached until it changes."""
     status = file.stat()
-    return _sha256(file.resolve(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _sha256(
+        file.resolve(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -249,10 +284,14 @@ def _sha256(file: Path, *state: int) -> str:
 
 def mismatch(reason: str) -> RopepatchError:
     """Make the error of weights that belong to another model."""
-    return RopepatchError(f"the weights are not those of config.json: {reason}", hint=MISFIT)
+    return RopepatchError(
+        f"the weights are not those of config.json: {reason}", hint=MISFIT
+    )
 
 
-def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Collection[str] = ()) -> None:
+def check_fit(
+    weights: Weights, expected: dict[str, tuple[int, ...]], tied: Collection[str] = ()
+) -> None:
     """Raise a `RopepatchError` for weights of another model; tensors renamed at loading are not checked.
 
     Args:
@@ -266,7 +305,9 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Coll
         raise mismatch(f"they hold {first}, expected names like {min(expected)}")
     for name in sorted(expected.keys() & shapes.keys()):
         if shapes[name] != expected[name]:
-            raise mismatch(f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}")
+            raise mismatch(
+                f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}"
+            )
     missing = (expected.keys() - shapes.keys()).difference(tied)
     # With additional names, transformers renames tensors while loading and checks them itself.
     if missing and shapes.keys() <= expected.keys():
@@ -296,9 +337,16 @@ def clone_files(
     """
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
-        origin, size = file.resolve(), file.stat().st_size  # a file in the Hub's cache is a link to a blob
-        header = read_header(file) if changes and file.suffix == ".safetensors" else None
-        if header and (ours := {name: changes[name] for name in changes.keys() & header.tensors}):
+        origin, size = (
+            file.resolve(),
+            file.stat().st_size,
+        )  # a file in the Hub's cache is a link to a blob
+        header = (
+            read_header(file) if changes and file.suffix == ".safetensors" else None
+        )
+        if header and (
+            ours := {name: changes[name] for name in changes.keys() & header.tensors}
+        ):
             _rewrite(origin, folder / file.name, ours, header.metadata)
         elif link:
             _hard_link(origin, folder / file.name)
@@ -328,7 +376,9 @@ def _rewrite(
     try:
         save_file(tensors | changed, target, metadata)
     except SafetensorError as error:
-        if code := re.search(r"os error (\d+)", str(error)):  # the same error as a copy, e.g. disk full
+        if code := re.search(
+            r"os error (\d+)", str(error)
+        ):  # the same error as a copy, e.g. disk full
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
         raise
 

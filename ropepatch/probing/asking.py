@@ -73,10 +73,16 @@ class Probed:
 
     def __str__(self) -> str:
         names = list(self.judgement.divergences)
-        heads = ["position", *("the checkpoint" if name == RIGHT else name for name in names)]
+        heads = [
+            "position",
+            *("the checkpoint" if name == RIGHT else name for name in names),
+        ]
         read = zip(*(self.judgement.divergences[name] for name in names), strict=True)
         rows = [
-            [str(position), *("no answer" if value is None else f"{value:.5f}" for value in values)]
+            [
+                str(position),
+                *("no answer" if value is None else f"{value:.5f}" for value in values),
+            ]
             for position, values in zip(self.reading.positions, read, strict=True)
         ]
         table = as_text([columns(rows, heads, right=range(len(heads)))]).splitlines()
@@ -126,17 +132,25 @@ def probe(
     Raises:
         RopepatchError: If there is no server, no checkpoint written by ropepatch, or no fingerprint of it.
     """
-    if save_reading and not checkpoint:  # never write into a folder that only the server names
-        raise RopepatchError(f"{argument('save_reading')} needs a checkpoint", hint="add CHECKPOINT")
+    if (
+        save_reading and not checkpoint
+    ):  # never write into a folder that only the server names
+        raise RopepatchError(
+            f"{argument('save_reading')} needs a checkpoint", hint="add CHECKPOINT"
+        )
     if isinstance(server, nn.Module):
-        found = find(checkpoint or str(base_model(server).config.name_or_path), revision)
+        found = find(
+            checkpoint or str(base_model(server).config.name_or_path), revision
+        )
         return probe_model(server, found, read_reading(found, save_reading, say))
     with Server(server, model, timeout) as asked:
         asked.look()
         found = find(checkpoint or asked.model, revision)
         reading = read_reading(found, save_reading, say)
         tokenizer = tokenizer_of(found)
-        ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
+        ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[
+            : reading.positions[-1]
+        ]
         asking = _Asking(asked, reading, ids, tokenizer, say)
         answers, limit = asking.all(progress)
     judgement = judge(reading, answers, limit, refuses=asking.refuses)
@@ -156,20 +170,27 @@ def probe_model(model: nn.Module, checkpoint: Checkpoint, reading: Reading) -> P
 def find(name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
     """Find the checkpoint that an engine serves or a trainer trains."""
     try:
-        return Checkpoint.find(name if isinstance(name, str) else Path(name), revision, weights=True)
+        return Checkpoint.find(
+            name if isinstance(name, str) else Path(name), revision, weights=True
+        )
     except RopepatchError as error:
-        raise RopepatchError(str(error), hint="give the CHECKPOINT that the engine serves") from error
+        raise RopepatchError(
+            str(error), hint="give the CHECKPOINT that the engine serves"
+        ) from error
 
 
 def read_reading(
-    checkpoint: Checkpoint, save: bool = False, say: Callable[[str], None] = lambda line: None
+    checkpoint: Checkpoint,
+    save: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Reading:
     """Read the fingerprint in a checkpoint's folder, or compute it now."""
     if readings.exists(checkpoint.folder) and not save:
         reading = readings.read(checkpoint.folder)
         if reading.weights != checkpoint.fingerprint:
             raise RopepatchError(
-                f"the {readings.FILE} of {checkpoint.name} belongs to other weights", hint=readings.HINT
+                f"the {readings.FILE} of {checkpoint.name} belongs to other weights",
+                hint=readings.HINT,
             )
         if reading.target > checkpoint.config.window:
             raise RopepatchError(
@@ -217,7 +238,11 @@ class _Asking:
     def _at(self, position: int, has_answered: bool) -> tuple[Top | None, int | None]:
         """Return the answer at a position, or the server's limit in tokens if the prompt is too long."""
         text = self._text(position)
-        if self.server.form is not None and not self.server.form.by_ids and text is None:
+        if (
+            self.server.form is not None
+            and not self.server.form.by_ids
+            and text is None
+        ):
             return None, None
         try:
             answer = self.server.next_token(self.ids[:position], text)
@@ -235,13 +260,17 @@ class _Asking:
                 ) from error
             self.refuses = True
             return None, self._longest(position)
-        if answer.tokens is not None and answer.tokens < position - 1:  # the BOS token may not count
+        if (
+            answer.tokens is not None and answer.tokens < position - 1
+        ):  # the BOS token may not count
             return None, answer.tokens
         return self._read(answer), None
 
     def _longest(self, refused: int) -> int:
         """Find the longest prompt that a server answers: as it states, else by bisection."""
-        earlier = max((one for one in self.reading.positions if one < refused), default=1)
+        earlier = max(
+            (one for one in self.reading.positions if one < refused), default=1
+        )
         if self.server.limit is not None and earlier <= self.server.limit <= refused:
             return self.server.limit
         low, high = earlier, refused
@@ -259,13 +288,17 @@ class _Asking:
 
         Such a server returns the same distribution for the whole prompt as for its last tokens only.
         """
-        last = next((row for row in reversed(range(len(answers))) if answers[row]), None)
+        last = next(
+            (row for row in reversed(range(len(answers))) if answers[row]), None
+        )
         if last is None or not self.reading.beyond[last] or not self.server.form:
             return None
         if judge(self.reading, answers).is_right or not self.server.form.by_ids:
             return None
         beyond = [
-            one for one, is_beyond in zip(answers, self.reading.beyond, strict=True) if one and is_beyond
+            one
+            for one, is_beyond in zip(answers, self.reading.beyond, strict=True)
+            if one and is_beyond
         ]
         if len(beyond) > 2 and all(one == beyond[0] for one in beyond):
             return self.reading.window  # it uses only the first tokens, at least these
@@ -275,19 +308,30 @@ class _Asking:
         high = self.reading.window
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._is_same(answers[last], last, middle) else (middle, high)
+            low, high = (
+                (low, middle)
+                if self._is_same(answers[last], last, middle)
+                else (middle, high)
+            )
         return high
 
     def _is_same(self, all_read: Top | None, row: int, count: int) -> bool:
         position = self.reading.positions[row]
         try:
-            answer = self._read(self.server.next_token(self.ids[position - count : position], None))
+            answer = self._read(
+                self.server.next_token(self.ids[position - count : position], None)
+            )
         except RefusedError:
             return False
         if answer is None or all_read is None:
             return False
-        pairs = [(all_read[token], answer[token]) for token in all_read.keys() & answer.keys()]
-        return len(pairs) >= len(all_read) - 1 and all(abs(one - two) < 1e-3 for one, two in pairs)
+        pairs = [
+            (all_read[token], answer[token])
+            for token in all_read.keys() & answer.keys()
+        ]
+        return len(pairs) >= len(all_read) - 1 and all(
+            abs(one - two) < 1e-3 for one, two in pairs
+        )
 
     def _text(self, position: int) -> str | None:
         """Return the text of the first tokens; None if it would be tokenized differently."""
@@ -295,7 +339,11 @@ class _Asking:
             return None
         begin = self.ids[:position]
         text = str(self.tokenizer.decode(begin, skip_special_tokens=True))
-        return text if list(self.tokenizer(text, verbose=False).input_ids) == begin else None
+        return (
+            text
+            if list(self.tokenizer(text, verbose=False).input_ids) == begin
+            else None
+        )
 
     def _read(self, answer: Answer) -> Top | None:
         """Return the log-probabilities by token id; None if too few token texts are known."""
@@ -303,7 +351,11 @@ class _Asking:
             return answer.by_id or None
         best: Top = {}
         for table in self._spellings():
-            known = {table[text]: value for text, value in answer.by_text.items() if table.get(text, -1) >= 0}
+            known = {
+                table[text]: value
+                for text, value in answer.by_text.items()
+                if table.get(text, -1) >= 0
+            }
             best = max(best, known, key=len)
         return best if len(best) >= min(3, len(answer.by_text)) else None
 
@@ -312,11 +364,19 @@ class _Asking:
         if not hasattr(self, "_tables"):
             assert self.tokenizer is not None
             every = range(self.reading.vocabulary)
-            pieces = [str(piece) for piece in self.tokenizer.convert_ids_to_tokens(list(every))]
+            pieces = [
+                str(piece)
+                for piece in self.tokenizer.convert_ids_to_tokens(list(every))
+            ]
             texts = self.tokenizer.batch_decode([[number] for number in every])
-            spaced = [piece.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n") for piece in pieces]
+            spaced = [
+                piece.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n")
+                for piece in pieces
+            ]
             numbers = [str(number) for number in every]
-            self._tables = [_by_text(spelling) for spelling in (texts, pieces, spaced, numbers)]
+            self._tables = [
+                _by_text(spelling) for spelling in (texts, pieces, spaced, numbers)
+            ]
         return self._tables
 
 

@@ -36,13 +36,21 @@ class ProbeCallback(TrainerCallback):
             RoPE is wrong.
     """
 
-    def __init__(self, checkpoint: str | os.PathLike[str], *, every: int = 100, raises: bool = True) -> None:
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str],
+        *,
+        every: int = 100,
+        raises: bool = True,
+    ) -> None:
         if every < 1:
             raise RopepatchError(f"every must be at least 1 step, got {every}")
         self.checkpoint, self.every, self.raises = find(checkpoint), every, raises
         if not readings.exists(self.checkpoint.folder):
             hint = "run ropepatch.probe(model, checkpoint, save_reading=True) once"
-            raise RopepatchError(f"no {readings.FILE} in {self.checkpoint.name}", hint=hint)
+            raise RopepatchError(
+                f"no {readings.FILE} in {self.checkpoint.name}", hint=hint
+            )
         self.reading = read_reading(self.checkpoint)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -69,7 +77,9 @@ class ProbeCallback(TrainerCallback):
     def _tell(self, state: Any, is_right: bool, found: str) -> None:
         line = f"{self.checkpoint.name}, step {state.global_step}: {found}"
         if not is_right and self.raises:
-            hint = "load the model with from_pretrained and pass no other RoPE parameters"
+            hint = (
+                "load the model with from_pretrained and pass no other RoPE parameters"
+            )
             raise RopepatchError(line, hint=hint)
         if state.is_world_process_zero:
             logger.log(logging.INFO if is_right else logging.WARNING, line)

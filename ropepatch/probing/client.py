@@ -20,11 +20,14 @@ KEY = "ROPEPATCH_API_KEY"  # environment variable
 TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long prompt
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
-PATIENCE = 10.0  # seconds for all tries of a request that the server is too busy to answer
+# Seconds for all tries of a request that the server is too busy to answer
+PATIENCE = 10.0
 BUSY = (429, 502, 503, 504)
 BROKEN = 500  # retried only for a request form that worked before: some servers use it for unknown fields
 COUNTS = (20, 10, 5)  # of most probable tokens; servers limit this number
-HTTPX: Any = importlib.import_module(HTTPError.__module__.partition(".")[0])  # httpx, or its successor
+HTTPX: Any = importlib.import_module(
+    HTTPError.__module__.partition(".")[0]
+)  # httpx, or its successor
 
 
 class RefusedError(RopepatchError):
@@ -46,7 +49,10 @@ class Form(NamedTuple):
     def keys(self) -> dict[str, Any]:
         """The keys of the request."""
         if self.by_ids:
-            return {"logprobs": self.number, "return_tokens_as_token_ids": True}  # the second is vLLM's
+            return {
+                "logprobs": self.number,
+                "return_tokens_as_token_ids": True,
+            }  # the second is vLLM's
         return {"logprobs": True, "top_logprobs": self.number}
 
 
@@ -81,25 +87,42 @@ class Server:
     url: str
     model: str = ""
     timeout: float = TIMEOUT
-    limit: int | None = field(default=None, init=False)  # in tokens, if the server states it
+    limit: int | None = field(
+        default=None, init=False
+    )  # in tokens, if the server states it
     form: Form | None = field(default=None, init=False)  # of a request that works
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            is_address = parts.scheme in ("http", "https") and bool((parts.hostname or "").encode("idna"))
+            is_address = parts.scheme in ("http", "https") and bool(
+                (parts.hostname or "").encode("idna")
+            )
             _ = parts.port
-        except ValueError:  # an open bracket, a label of more than 63 letters, an invalid port
+        except (
+            ValueError
+        ):  # an open bracket, a label of more than 63 letters, an invalid port
             is_address = False
         if not is_address:
             hint = "start the engine's server, and give its address, e.g. http://localhost:8000"
-            raise RopepatchError(f"{printable(self.url)} is not a server address", hint=hint)
+            raise RopepatchError(
+                f"{printable(self.url)} is not a server address", hint=hint
+            )
         path = parts.path.rstrip("/").removesuffix("/completions")
-        self.base = urlunsplit(parts._replace(path=path if path.endswith("/v1") else f"{path}/v1", query=""))
-        self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
+        self.base = urlunsplit(
+            parts._replace(
+                path=path if path.endswith("/v1") else f"{path}/v1", query=""
+            )
+        )
+        # Without a password
+        self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self.key = os.environ.get(KEY, "")
         seconds = number_of(self.timeout)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
+        if (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+            or not 0 < seconds < 1e9
+        ):
             raise RopepatchError(
                 f"{argument('timeout')} must be a number above 0, got {shown(seconds)}",
                 hint=f"such as {argument('timeout', 60)}",
@@ -118,12 +141,21 @@ class Server:
             listed = self._ask("GET", "models").get("data")
         except RefusedError:
             listed = None
-        models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        models = (
+            [one for one in listed if isinstance(one, dict)]
+            if isinstance(listed, list)
+            else []
+        )
         own = next((one for one in models if self.model in ("", one.get("id"))), {})
         self.model = self.model or str(own.get("id") or "")
         meta = own.get("meta")  # llama.cpp's
-        stated = own.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None
-        self.limit = next((n for n in stated if isinstance(n, int) and n is not True and n > 0), None)
+        stated = (
+            own.get("max_model_len"),
+            meta.get("n_ctx") if isinstance(meta, dict) else None,
+        )
+        self.limit = next(
+            (n for n in stated if isinstance(n, int) and n is not True and n > 0), None
+        )
 
     def next_token(self, ids: list[int], text: str | None) -> Answer:
         """Return the most probable next tokens after a prompt, sent as token ids or else as text."""
@@ -140,7 +172,9 @@ class Server:
             else:
                 self.form = form
                 return answer
-        raise RefusedError(str(refusal), hint="use a server whose /v1/completions returns logprobs")
+        raise RefusedError(
+            str(refusal), hint="use a server whose /v1/completions returns logprobs"
+        )
 
     def _said_something(self, form: Form, ids: list[int], text: str | None) -> Answer:
         """Request an answer, again if it has no log-probabilities.
@@ -167,11 +201,15 @@ class Server:
         content = self._ask("POST", "completions", body | form.keys)
         tokens = _tokens_read(content)
         if form.by_ids and tokens is not None and tokens > len(ids) + 1:
-            raise RefusedError(f"{self.shown} reports {tokens} prompt tokens, {len(ids)} were sent")
+            raise RefusedError(
+                f"{self.shown} reports {tokens} prompt tokens, {len(ids)} were sent"
+            )
         by_id, by_text = _log_probs(content, self.shown)
         return Answer(by_id, by_text, tokens)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url, status, content = f"{self.base}/{path}", 0, b""
         last = time.monotonic() + min(PATIENCE, self.timeout)  # no try begins later
@@ -179,9 +217,15 @@ class Server:
             try:
                 response = self.client.request(method, url, json=body, headers=headers)
                 status, content = response.status_code, response.content
-            except HTTPX.RemoteProtocolError as error:  # some servers do so on requests they cannot parse
-                raise RefusedError(f"{self.shown} closed the connection: {type(error).__name__}") from error
-            except HTTPX.ReadTimeout as error:  # a retry of a long prefill would take as long
+            except (
+                HTTPX.RemoteProtocolError
+            ) as error:  # some servers do so on requests they cannot parse
+                raise RefusedError(
+                    f"{self.shown} closed the connection: {type(error).__name__}"
+                ) from error
+            except (
+                HTTPX.ReadTimeout
+            ) as error:  # a retry of a long prefill would take as long
                 raise self._late() from error
             except (HTTPError, HTTPX.InvalidURL) as error:
                 status, content = 0, type(error).__name__.encode()
@@ -194,22 +238,32 @@ class Server:
         said = self._said(content)
         if not status:
             raise RopepatchError(
-                f"no answer from {self.shown}: {said}", hint="check that it runs and that the port is right"
+                f"no answer from {self.shown}: {said}",
+                hint="check that it runs and that the port is right",
             )
         if status in BUSY:
             raise RopepatchError(
-                f"{self.shown} is busy (HTTP {status}): {said}", hint="wait until it answers other requests"
+                f"{self.shown} is busy (HTTP {status}): {said}",
+                hint="wait until it answers other requests",
             )
         if status in (401, 403):
-            raise RopepatchError(f"{self.shown} needs an API key (HTTP {status})", hint=f"set {KEY}")
+            raise RopepatchError(
+                f"{self.shown} needs an API key (HTTP {status})", hint=f"set {KEY}"
+            )
         if status != 200:
-            raise RefusedError(f"{self.shown} returned HTTP {status} for /v1/{path}: {said}")
+            raise RefusedError(
+                f"{self.shown} returned HTTP {status} for /v1/{path}: {said}"
+            )
         try:
             parsed = parse_json(content.decode())
         except ValueError as error:
-            raise RefusedError(f"{self.shown} returned no JSON for /v1/{path}: {said}") from error
+            raise RefusedError(
+                f"{self.shown} returned no JSON for /v1/{path}: {said}"
+            ) from error
         if not isinstance(parsed, dict):
-            raise RefusedError(f"{self.shown} returned no JSON object for /v1/{path}: {said}")
+            raise RefusedError(
+                f"{self.shown} returned no JSON object for /v1/{path}: {said}"
+            )
         return parsed
 
     def _late(self) -> RopepatchError:
@@ -227,10 +281,16 @@ def _tokens_read(content: dict[str, Any]) -> int | None:
     """Return the number of prompt tokens that the server reports."""
     usage = content.get("usage")
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) and tokens > 0 and tokens is not True else None
+    return (
+        tokens
+        if isinstance(tokens, int) and tokens > 0 and tokens is not True
+        else None
+    )
 
 
-def _log_probs(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[str, float]]:
+def _log_probs(
+    content: dict[str, Any], name: str
+) -> tuple[dict[int, float], dict[str, float]]:
     """Parse the most probable first tokens, by id and by text, in OpenAI's completions or chat format."""
     by_id, by_text = dict[int, float](), dict[str, float]()
     try:
@@ -255,7 +315,9 @@ def _log_probs(content: dict[str, Any], name: str) -> tuple[dict[int, float], di
 
 def _listed(top: Any) -> list[dict[str, Any]]:
     if isinstance(top, dict):
-        return [{"token": token, "logprob": log_prob} for token, log_prob in top.items()]
+        return [
+            {"token": token, "logprob": log_prob} for token, log_prob in top.items()
+        ]
     return list(top or ())
 
 
@@ -271,5 +333,7 @@ def _log_prob(value: Any) -> float | None:
 
 def _number(entry: dict[str, Any]) -> int | None:
     token = str(entry.get("token", ""))
-    number = entry.get("id", token.removeprefix("token_id:") if "token_id:" in token else None)
+    number = entry.get(
+        "id", token.removeprefix("token_id:") if "token_id:" in token else None
+    )
     return None if number is None else int(number)

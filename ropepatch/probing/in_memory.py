@@ -21,7 +21,9 @@ def next_tokens(model: nn.Module, ids: list[int], positions: list[int]) -> list[
     base = base_model(model)
     name, rows = type(base).__name__, torch.tensor(positions) - 1
     if max(ids) >= base.get_input_embeddings().num_embeddings:  # type: ignore[operator]
-        raise RopepatchError(f"{name} has a smaller vocabulary than the checkpoint: it is another model")
+        raise RopepatchError(
+            f"{name} has a smaller vocabulary than the checkpoint: it is another model"
+        )
     keeps = any(map(gives_positions, model.modules()))
     tokens = torch.tensor([ids[: positions[-1]]], device=input_device(base))
     # no_grad: a module may cache what it computes here, and inference tensors cannot be used in training
@@ -32,6 +34,11 @@ def next_tokens(model: nn.Module, ids: list[int], positions: list[int]) -> list[
         log_probs = (logits if keeps else logits[rows]).float().log_softmax(-1).cpu()
     if not log_probs.isfinite().any(-1).all():
         hint = "run `ropepatch.diagnose(model)` to check its RoPE"
-        raise RopepatchError(f"{name} computes logits that are NaN or infinite", hint=hint)
+        raise RopepatchError(
+            f"{name} computes logits that are NaN or infinite", hint=hint
+        )
     values, tops = log_probs.topk(min(TOP, log_probs.shape[-1]))
-    return [dict(zip(*row, strict=True)) for row in zip(tops.tolist(), values.tolist(), strict=True)]
+    return [
+        dict(zip(*row, strict=True))
+        for row in zip(tops.tolist(), values.tolist(), strict=True)
+    ]

@@ -29,7 +29,8 @@ FLOOR = 2e-3  # nats: smaller divergences count as none
 FOREIGN = 0.1  # nats within the original length: more than any precision explains
 NOISY = 0.02  # nats within the original length: more than 8 bits per weight explain
 WORSE = 8  # times the noise within the original length that a known error may differ beyond it
-ROUNDED = 3  # times the divergence of the right RoPE in 16 bits that a right server may have
+# Times the divergence of the right RoPE in 16 bits that a right server may have
+ROUNDED = 3
 CLOSER = 10  # times nearer than any other hypothesis: a known error whatever the noise
 EQUAL = 1e-4  # nats: two hypotheses explain an answer equally well
 FEWEST = 2  # hypotheses of the shortest fingerprint: right, and unscaled
@@ -75,8 +76,16 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        numbers = {"noise": _finite(self.noise), "beyond": _finite(self.beyond), "limit": self.limit}
-        return {"verdict": self.verdict, "why": self.why} | numbers | {"divergences": self.divergences}
+        numbers = {
+            "noise": _finite(self.noise),
+            "beyond": _finite(self.beyond),
+            "limit": self.limit,
+        }
+        return (
+            {"verdict": self.verdict, "why": self.why}
+            | numbers
+            | {"divergences": self.divergences}
+        )
 
 
 def divergence(expected: Top, got: Top) -> float:
@@ -86,7 +95,9 @@ def divergence(expected: Top, got: Top) -> float:
     this says nothing count as one.
     """
     common = expected.keys() & got.keys()
-    total = sum(math.exp(expected[token]) * (expected[token] - got[token]) for token in common)
+    total = sum(
+        math.exp(expected[token]) * (expected[token] - got[token]) for token in common
+    )
     p_rest = max(TINY, 1.0 - sum(math.exp(expected[token]) for token in common))
     q_rest = max(TINY, 1.0 - sum(math.exp(got[token]) for token in common))
     p, q_most = _only_in(expected, got)
@@ -111,7 +122,11 @@ def _of_parts(p: float, q: float, p_rest: float, q_rest: float) -> float:
 
 
 def judge(
-    reading: Reading, answers: Sequence[Top | None], limit: int | None = None, *, refuses: bool = False
+    reading: Reading,
+    answers: Sequence[Top | None],
+    limit: int | None = None,
+    *,
+    refuses: bool = False,
 ) -> Judgement:
     """Decide which hypothesis explains the answers of an engine.
 
@@ -145,11 +160,18 @@ def judge(
     nearest = min(map(typical, within.values()))
     if nearest > FOREIGN:
         noise = nearest
-        return verdict(OTHER_MODEL, f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens")
+        return verdict(
+            OTHER_MODEL,
+            f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens",
+        )
     if limit is not None and limit < reading.target and not refuses:
-        return verdict(CUT_OFF, f"at {limit} tokens, the checkpoint supports {reading.target}")
+        return verdict(
+            CUT_OFF, f"at {limit} tokens, the checkpoint supports {reading.target}"
+        )
     if len(beyond[best]) < FEW:
-        few = f"{len(beyond[best])} answers beyond the original {reading.window:,} tokens"
+        few = (
+            f"{len(beyond[best])} answers beyond the original {reading.window:,} tokens"
+        )
         return verdict(UNDECIDED, f"{few}, expected at least {FEW}")
     others = [middle[name] for name in tables if name != best]
     allowed = max(FLOOR, ROUNDED * precision_of(reading))
@@ -165,7 +187,9 @@ def judge(
             same = f"{_named(best)} and {_named(rival)} fit equally well"
             return verdict(UNDECIDED, f"{same}; {_advice(reading)}")
     if best == RIGHT and UNSCALED in reading.alike:
-        return verdict(UNDECIDED, "with or without RoPE scaling this model predicts the same here")
+        return verdict(
+            UNDECIDED, "with or without RoPE scaling this model predicts the same here"
+        )
     why = f"KL divergence up to {max(beyond[RIGHT]):.1g} nats beyond {reading.window} tokens"
     if best != RIGHT:
         why += f", up to {max(beyond[best]):.1g} from a server with this error"
@@ -186,7 +210,9 @@ def shows_no_error(reading: Reading) -> bool:
     right = reading.tops[RIGHT].rows()
     least = max(FLOOR, ROUNDED * precision_of(reading))
     for name, tops in reading.tops.items():
-        table = tuple(divergence(*pair) for pair in zip(right, tops.rows(), strict=True))
+        table = tuple(
+            divergence(*pair) for pair in zip(right, tops.rows(), strict=True)
+        )
         if name != RIGHT and typical(_of(table, reading.beyond, True)) > least:
             return False
     return len(reading.tops) + len(reading.alike) > 1
@@ -194,13 +220,17 @@ def shows_no_error(reading: Reading) -> bool:
 
 def _advice(reading: Reading) -> str:
     if len(reading.tops) + len(reading.alike) <= FEWEST:
-        return "compute all errors with `ropepatch probe --save-reading`, and probe again"
+        return (
+            "compute all errors with `ropepatch probe --save-reading`, and probe again"
+        )
     return "compare the engine's RoPE parameters with config.json, or serve weights of at least 8 bits"
 
 
 def _of(table: tuple[float | None, ...], beyond: list[bool], side: bool) -> list[float]:
     pairs = zip(table, beyond, strict=True)
-    return [value for value, is_beyond in pairs if value is not None and is_beyond == side]
+    return [
+        value for value, is_beyond in pairs if value is not None and is_beyond == side
+    ]
 
 
 def typical(values: Sequence[float]) -> float:
@@ -210,11 +240,19 @@ def typical(values: Sequence[float]) -> float:
 
 def _beats(best: tuple[float | None, ...], rival: tuple[float | None, ...]) -> bool:
     """Return whether one hypothesis is significantly better than another (Wilcoxon signed-rank test)."""
-    pairs = [(one, two) for one, two in zip(best, rival, strict=True) if one is not None and two is not None]
-    differing = [math.sqrt(two) - math.sqrt(one) for one, two in pairs if abs(one - two) > EQUAL]
+    pairs = [
+        (one, two)
+        for one, two in zip(best, rival, strict=True)
+        if one is not None and two is not None
+    ]
+    differing = [
+        math.sqrt(two) - math.sqrt(one) for one, two in pairs if abs(one - two) > EQUAL
+    ]
     if len(differing) < FEW:
         return False
-    from scipy.stats import wilcoxon  # half a second to import, which extend does not need
+    from scipy.stats import (
+        wilcoxon,
+    )  # half a second to import, which extend does not need
 
     return bool(wilcoxon(differing, alternative="greater").pvalue < CHANCE)
 

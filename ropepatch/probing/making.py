@@ -42,7 +42,10 @@ DIGITS = 4
 PLACES = 6
 UNIT = 2**-8  # relative error of a number in bfloat16, and of a weight in 8 bits
 TOLD_APART = 4e-3  # nats: an error with a smaller effect is negligible
-MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations that `extend` spends at most: a minute or two
+MOST_WORK = {
+    "cpu": 1e13,
+    "cuda": 1e16,
+}  # operations that `extend` spends at most: a minute or two
 IN_FLOAT32 = 2  # times as long as in the precision of `HOUR`
 
 Say = Callable[[str], None]
@@ -64,15 +67,24 @@ def why_none(config: Config, method: str, window: int, target: int) -> str | Non
     if config.is_quantised:
         return "its weights are quantised"
     if target - window < SIDE:
-        return f"the target length is less than {SIDE} tokens beyond the original length"
+        return (
+            f"the target length is less than {SIDE} tokens beyond the original length"
+        )
     return None
 
 
 def _why_none(checkpoint: Checkpoint, record: Record) -> str | None:
-    return why_none(checkpoint.config, record.method, record.original_max_position_embeddings, record.target)
+    return why_none(
+        checkpoint.config,
+        record.method,
+        record.original_max_position_embeddings,
+        record.target,
+    )
 
 
-def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str, ...] | str:
+def affordable(
+    checkpoint: Checkpoint, record: Record, device: str
+) -> tuple[str, ...] | str:
     """Return the hypotheses that `extend` has time to compute, or why it computes no fingerprint."""
     if reason := _why_none(checkpoint, record):
         return reason
@@ -127,7 +139,9 @@ def make_reading(
     if reason := _why_none(checkpoint, record):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
     window, length = record.original_max_position_embeddings, record.target
-    small = 2 * _bytes_needed(checkpoint, record) < available_bytes() or not _shares_memory(device)
+    small = 2 * _bytes_needed(
+        checkpoint, record
+    ) < available_bytes() or not _shares_memory(device)
     if model is None:
         model = checkpoint.load(torch.float32 if small else None)
     model = (model.float() if small else model).to(device)
@@ -136,16 +150,25 @@ def make_reading(
     source = draw_source(tokenizer, vocabulary, length, seed)
     ids = source_ids(source, tokenizer, vocabulary, checkpoint.folder.name)
     candidates = _candidates(ids, tokenizer, window, length)
-    tables = {name: table for name, table in ropes(record).items() if name in (hypotheses or (name,))}
+    tables = {
+        name: table
+        for name, table in ropes(record).items()
+        if name in (hypotheses or (name,))
+    }
     positions, tops = list[int](), dict[str, Tops]()
     with torch.inference_mode(), stock_code(f"run {checkpoint.folder.name}"):
         tokens = torch.tensor([ids[:-1]], device=input_device(model))
         for done, (name, table) in enumerate(tables.items()):
             progress(done, len(tables) + 1)
-            with _rotating(model, None if name == RIGHT else table), _logits_of(model, tokens) as logits_at:
+            with (
+                _rotating(model, None if name == RIGHT else table),
+                _logits_of(model, tokens) as logits_at,
+            ):
                 if not positions:
                     positions = _least_certain(logits_at, candidates)
-                tops[name] = _tops(_log_probs(logits_at, positions), checkpoint.folder.name)
+                tops[name] = _tops(
+                    _log_probs(logits_at, positions), checkpoint.folder.name
+                )
         progress(len(tables), len(tables) + 1)
         with _in_16_bits(model, seed), _logits_of(model, tokens) as logits_at:
             inexact = _tops(_log_probs(logits_at, positions), checkpoint.folder.name)
@@ -167,7 +190,9 @@ def make_reading(
         tops=apart,
         **({"alike": alike} if alike else {}),
         rounded=rounded,
-        versions={library: importlib.metadata.version(library) for library in libraries},
+        versions={
+            library: importlib.metadata.version(library) for library in libraries
+        },
     )
 
 
@@ -186,11 +211,20 @@ def _candidates(
 
     A prompt that ends with a word is tokenized like the beginning of the whole text.
     """
-    pieces = tokenizer.convert_ids_to_tokens(ids) if tokenizer is not None else [""] * length
+    pieces = (
+        tokenizer.convert_ids_to_tokens(ids) if tokenizer is not None else [""] * length
+    )
     begins = [str(piece)[:1] in ("Ġ", "▁", " ") for piece in pieces]
     groups = []
-    for first, last in ((max(2, window // 4), window), (window + 1 + (length - window) // 32, length - 1)):
-        edges = torch.linspace(first, last + 1, min(SIDE, last + 1 - first) + 1).long().tolist()
+    for first, last in (
+        (max(2, window // 4), window),
+        (window + 1 + (length - window) // 32, length - 1),
+    ):
+        edges = (
+            torch.linspace(first, last + 1, min(SIDE, last + 1 - first) + 1)
+            .long()
+            .tolist()
+        )
         for begin, end in pairwise(edges):
             words = [position for position in range(begin, end) if begins[position]]
             groups.append((words or list(range(begin, end)))[:CANDIDATES])
@@ -211,7 +245,9 @@ def _rotating(model: PreTrainedModel, table: Frequencies | None) -> Iterator[Non
 
 
 @contextmanager
-def _logits_of(model: PreTrainedModel, ids: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+def _logits_of(
+    model: PreTrainedModel, ids: Tensor
+) -> Iterator[Callable[[Tensor], Tensor]]:
     """Compute the logits [P, V] at positions, which count prompt tokens, in one pass over ids [1, T]."""
     decoder = decoder_of(model)
     if decoder is None:
@@ -245,7 +281,9 @@ def _in_16_bits(model: PreTrainedModel, seed: int) -> Iterator[None]:
             return tuple(map(inexact, value))
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        errors = torch.rand(value.shape, generator=generator, device=value.device) * 2 - 1
+        errors = (
+            torch.rand(value.shape, generator=generator, device=value.device) * 2 - 1
+        )
         return (value * (1 + UNIT * errors)).to(value.dtype)
 
     def change(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
@@ -259,7 +297,9 @@ def _in_16_bits(model: PreTrainedModel, seed: int) -> Iterator[None]:
             hook.remove()
 
 
-def _least_certain(logits_at: Callable[[Tensor], Tensor], groups: list[list[int]]) -> list[int]:
+def _least_certain(
+    logits_at: Callable[[Tensor], Tensor], groups: list[list[int]]
+) -> list[int]:
     """Choose the position with the greatest entropy in each group: certain predictions hide errors."""
     chosen = []
     for group in groups:
@@ -271,13 +311,25 @@ def _least_certain(logits_at: Callable[[Tensor], Tensor], groups: list[list[int]
 
 def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
     """Drop the errors that cannot be distinguished from the right RoPE beyond the original length."""
-    right = [row for row, is_beyond in zip(tops[RIGHT].rows(), beyond, strict=True) if is_beyond]
+    right = [
+        row
+        for row, is_beyond in zip(tops[RIGHT].rows(), beyond, strict=True)
+        if is_beyond
+    ]
 
     def apart(other: Tops) -> float:
-        rows = [row for row, is_beyond in zip(other.rows(), beyond, strict=True) if is_beyond]
+        rows = [
+            row
+            for row, is_beyond in zip(other.rows(), beyond, strict=True)
+            if is_beyond
+        ]
         return typical([divergence(*pair) for pair in zip(right, rows, strict=True)])
 
-    return {name: top for name, top in tops.items() if name == RIGHT or apart(top) > TOLD_APART}
+    return {
+        name: top
+        for name, top in tops.items()
+        if name == RIGHT or apart(top) > TOLD_APART
+    }
 
 
 def _operations(checkpoint: Checkpoint, record: Record) -> int:
@@ -289,4 +341,6 @@ def _operations(checkpoint: Checkpoint, record: Record) -> int:
 
 def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:
     """Estimate the memory of one pass: the weights, and the activations of one layer."""
-    return checkpoint.weights.num_bytes + layer_bytes(checkpoint.config.text, record.target, 4)
+    return checkpoint.weights.num_bytes + layer_bytes(
+        checkpoint.config.text, record.target, 4
+    )

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHORT = 8192  # tokens at most of a text whose ids are stored
-UNKNOWN = 0.05  # share of unknown tokens above which the tokenizer does not fit the text
+# Share of unknown tokens above which the tokenizer does not fit the text
+UNKNOWN = 0.05
 
 
-def draw_source(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, length: int, seed: int) -> Source:
+def draw_source(
+    tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, length: int, seed: int
+) -> Source:
     """Draw a text of ``length`` tokens: sentences, or random tokens if the tokenizer does not fit them."""
     ids = None if tokenizer is None else _tales(tokenizer, length, seed)
     if ids is None or max(ids) >= vocabulary:
@@ -33,7 +36,10 @@ def draw_source(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, leng
 
 
 def source_ids(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, name: str
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase | None,
+    vocabulary: int,
+    name: str,
 ) -> list[int]:
     """Return the token ids of a text, and check them.
 
@@ -46,7 +52,8 @@ def source_ids(
         ids = _tokens(vocabulary, source.length, source.seed)
     elif tokenizer is None:
         raise RopepatchError(
-            f"{FILE} needs the tokenizer of {name}", hint="copy the tokenizer files into its folder"
+            f"{FILE} needs the tokenizer of {name}",
+            hint="copy the tokenizer files into its folder",
         )
     else:
         ids = _tales(tokenizer, source.length, source.seed) or []
@@ -68,7 +75,9 @@ def _tokens(vocabulary: int, length: int, seed: int) -> list[int]:
     return [int(draw.random() * vocabulary) for _ in range(length)]
 
 
-def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[int] | None:
+def _tales(
+    tokenizer: PreTrainedTokenizerBase, length: int, seed: int
+) -> list[int] | None:
     """Return the first tokens of random sentences; None if the tokenizer does not know their words."""
     draw, sentences, ids = random.Random(seed), list[str](), list[int]()
     shares = [sentence.share for sentence in SENTENCES]
@@ -88,4 +97,6 @@ def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[i
         ids = read
     unknown = tokenizer.unk_token_id
     text = ids[:length]
-    return None if unknown is not None and text.count(unknown) > UNKNOWN * length else text
+    return (
+        None if unknown is not None and text.count(unknown) > UNKNOWN * length else text
+    )

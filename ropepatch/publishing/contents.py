@@ -55,14 +55,20 @@ class Judgement:
     allows_card: bool = False
 
 
-def read_contents(folder: Path, token: str | None = None, include: Sequence[str] = ()) -> Contents:
+def read_contents(
+    folder: Path, token: str | None = None, include: Sequence[str] = ()
+) -> Contents:
     """Collect the files of a checkpoint or an adapter, and those that match the patterns of `include`.
 
     Raises `RopepatchError` for damaged or pickled weights, links out of the folder, and files that contain a
     secret, such as the user's `token`.
     """
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
-    weights = checkpoint.weights.files if checkpoint else read_header(folder / ADAPTER_WEIGHTS).files
+    weights = (
+        checkpoint.weights.files
+        if checkpoint
+        else read_header(folder / ADAPTER_WEIGHTS).files
+    )
     names = {path.name for path in weights}
     # Other code is not pushed.
     own = names | ({CODE} if checkpoint and checkpoint.kind == "mapped" else set())
@@ -86,10 +92,16 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
                 f"{name} links to a file outside {folder}, or to none",
                 hint="copy the file there, or remove the link",
             )
-    large = check_secrets({name: path for name, path in files.items() if name not in names}, token)
-    notes = [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
+    large = check_secrets(
+        {name: path for name, path in files.items() if name not in names}, token
+    )
+    notes = (
+        [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
+    )
     pushed = {name.partition("/")[0] for name in files} | files.keys()
-    return Contents(dict(sorted(files.items())), tuple(sorted(set(others) - pushed)), tuple(notes))
+    return Contents(
+        dict(sorted(files.items())), tuple(sorted(set(others) - pushed)), tuple(notes)
+    )
 
 
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
@@ -114,11 +126,15 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         against = [line for line, prevents in remarks if prevents]
         notes = [line for line, prevents in remarks if not prevents]
     if record.evaluation == {}:
-        notes.append("its evaluation is incomplete: run the same `ropepatch extend` again to resume it")
+        notes.append(
+            "its evaluation is incomplete: run the same `ropepatch extend` again to resume it"
+        )
     check = record.training and record.training.short_context
     if check and not check.passed:
         rise = f"rose by {check.increase:.1%}, allowed {check.most:.1%}"
-        against.append(f"the short-context check failed: the loss within the original context length {rise}")
+        against.append(
+            f"the short-context check failed: the loss within the original context length {rise}"
+        )
     return Judgement(tuple(against), tuple(notes), allows_card=True)
 
 
@@ -128,14 +144,19 @@ def _verified(record: Record) -> Iterator[tuple[str, bool]]:
     if verdict is None:
         yield "it was not verified (no `verified` in ropepatch.json)", True
     elif verdict.frequencies != "equal":
-        yield f"its frequencies after reloading are {verdict.frequencies}, expected equal", True
+        yield (
+            f"its frequencies after reloading are {verdict.frequencies}, expected equal",
+            True,
+        )
     elif not verdict.compared:
         yield f"logits {verdict.logits}", False
     elif verdict.difference is None:
         yield f"its logits after reloading are {verdict.logits}, expected equal", True
 
 
-def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def _unchanged(
+    checkpoint: Checkpoint, record: Record, names: Iterable[str]
+) -> Iterator[tuple[str, bool]]:
     """Yield differences from the record, and whether each prevents a push."""
     part = checkpoint.raw.get("text_config")
     stated = part if isinstance(part, dict) and part else checkpoint.raw
@@ -144,18 +165,27 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
         yield f"config.json has changed since it was verified ({key})", True
     if checkpoint.kind == "mapped":
         for name in other_code(checkpoint.folder, names):
-            yield f"{name} contains other code, which trust_remote_code=True would run as well", True
+            yield (
+                f"{name} contains other code, which trust_remote_code=True would run as well",
+                True,
+            )
         code = code_of(checkpoint.folder)
         if not code or record.code != code:
             yield f"its code has changed since it was verified ({CODE})", True
-    weights, changed_weights = checkpoint.weights, "its weights have changed since they were verified"
+    weights, changed_weights = (
+        checkpoint.weights,
+        "its weights have changed since they were verified",
+    )
     if record.checksums is not None:
         if differing := changed(weights, record.checksums):
             yield f"{changed_weights} ({', '.join(differing)[:200]})", True
     elif record.weights != fingerprint(weights):
         yield changed_weights, True
     else:
-        yield "only samples of its weights were compared (no `checksums` in ropepatch.json)", False
+        yield (
+            "only samples of its weights were compared (no `checksums` in ropepatch.json)",
+            False,
+        )
     if readings.exists(checkpoint.folder) and (
         readings.read(checkpoint.folder).weights != checkpoint.fingerprint
     ):
@@ -167,7 +197,9 @@ def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
 
     Evidence counts only in a repository of ours, which ropepatch wrote.
     """
-    return name not in files and (is_weights(name) or (ours and EVIDENCE.fullmatch(name) is not None))
+    return name not in files and (
+        is_weights(name) or (ours and EVIDENCE.fullmatch(name) is not None)
+    )
 
 
 def is_weights(name: str) -> bool:

@@ -18,8 +18,18 @@ from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import query_layers
 from ropepatch.extension.record import Record, Verdict
-from ropepatch.extension.verification import check_frequencies, largest_change, probe_logits
-from ropepatch.extension.writing import copy_files, origin_of, proof_of, small_files, write_configuration
+from ropepatch.extension.verification import (
+    check_frequencies,
+    largest_change,
+    probe_logits,
+)
+from ropepatch.extension.writing import (
+    copy_files,
+    origin_of,
+    proof_of,
+    small_files,
+    write_configuration,
+)
 from ropepatch.files import absent, check_space, new_folder
 from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.weights import Progress, clone_files
@@ -27,13 +37,20 @@ from ropepatch.scaling import make_scaling
 
 # Largest change of a logit, relative to the largest, without the rounding of weights to these dtypes.
 FOLDED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
-STALE = {"evaluation": None, "command": None}  # keys of the earlier record that are about other weights
+STALE = {
+    "evaluation": None,
+    "command": None,
+}  # keys of the earlier record that are about other weights
 RENEWED = ("attention_factor", "config_changes", "engines", "versions")
 HINT = "keep the attention factor in config.json, and use an engine that supports it"
 
 
 def fold_attention(
-    model: str | Path, out: str | Path, *, revision: str | None = None, progress: Progress | None = None
+    model: str | Path,
+    out: str | Path,
+    *,
+    revision: str | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large.
 
@@ -63,17 +80,24 @@ def fold_attention(
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weights contain no {min(missing)}", hint=HINT)
     with new_folder(folder) as made:
-        check_space("the copy", folder.parent, weights.num_bytes, hint="free some space")
+        check_space(
+            "the copy", folder.parent, weights.num_bytes, hint="free some space"
+        )
         copy_files(small_files(source.folder), made)
         write_configuration(source, made, plan, plan.change)
         dtype = getattr(source.config.text, "dtype", None)
-        larger = {name: partial(_scaled, a * a, offset, dtype) for name, offset in offsets.items()}
+        larger = {
+            name: partial(_scaled, a * a, offset, dtype)
+            for name, offset in offsets.items()
+        }
         clone_files(weights.files, made, link=False, progress=progress, changes=larger)
         unfolded = _plan(source, attention_factor=a)
         folded = Checkpoint(made)
         verdict = _verify(folded, source, plan, unfolded, a * a, offsets)
         proof = proof_of(folded, verdict)
-        records.write(made, _record(source, plan).amended(folded_attention_factor=a, **proof))
+        records.write(
+            made, _record(source, plan).amended(folded_attention_factor=a, **proof)
+        )
     return folder
 
 
@@ -84,7 +108,10 @@ def _check(source: Checkpoint) -> None:
             hint="serve it unchanged",
         )
     if source.config.is_quantised:
-        raise RopepatchError(f"{source.name} has quantised weights, which ropepatch cannot change", hint=HINT)
+        raise RopepatchError(
+            f"{source.name} has quantised weights, which ropepatch cannot change",
+            hint=HINT,
+        )
     if source.config.rotates_partly:
         raise RopepatchError(
             f"only part of each head of {source.name} rotates, so the attention factor scales only a part",
@@ -94,10 +121,14 @@ def _check(source: Checkpoint) -> None:
 
 def _plan(source: Checkpoint, *, attention_factor: float) -> Plan:
     """Plan no further scaling, with another attention factor; L is the present context length."""
-    rope = source.config.rope.model_copy(update={"carried_attention_factor": attention_factor})
+    rope = source.config.rope.model_copy(
+        update={"carried_attention_factor": attention_factor}
+    )
     config = replace(source.config, scaled_rope=rope)
     return plan_by(
-        InMemory(source.name, source.revision, config), make_scaling("none", factor=1.0), config.window
+        InMemory(source.name, source.revision, config),
+        make_scaling("none", factor=1.0),
+        config.window,
     )
 
 
@@ -121,12 +152,19 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
     for path, module in query_layers(source.config.skeleton, source.config):
         if norm := getattr(module, "q_norm", None):
             if getattr(norm, "weight", None) is None:
-                raise RopepatchError("queries are normalised without weights", hint=HINT)
+                raise RopepatchError(
+                    "queries are normalised without weights", hint=HINT
+                )
             tensors[f"{path}.q_norm.weight"] = _offset(norm)
         else:
-            tensors |= {f"{path}.q_proj.{name}": 0.0 for name, _ in module.q_proj.named_parameters()}
+            tensors |= {
+                f"{path}.q_proj.{name}": 0.0
+                for name, _ in module.q_proj.named_parameters()
+            }
     if not tensors:
-        raise RopepatchError(f"{source.config.model_type} has no projection to queries alone", hint=HINT)
+        raise RopepatchError(
+            f"{source.config.model_type} has no projection to queries alone", hint=HINT
+        )
     return tensors
 
 
@@ -138,7 +176,9 @@ def _offset(norm: nn.Module) -> float:
         return float(probe(torch.ones_like(probe.weight)).abs().max() > 0)
 
 
-def _scaled(scale: float, offset: float, dtype: torch.dtype | None, weight: Tensor) -> Tensor:
+def _scaled(
+    scale: float, offset: float, dtype: torch.dtype | None, weight: Tensor
+) -> Tensor:
     """Scale a query weight with its offset, in the dtype it is loaded in."""
     scaled = scale * (weight.double() + offset) - offset
     return scaled.to(torch.promote_types(weight.dtype, dtype or weight.dtype))
@@ -173,13 +213,21 @@ def _verify(
             given = folded.get_parameter(name).double() + offset
             meant = scale * (weight.double() + offset)
             to = rounding[name]
-            if not torch.allclose(given - offset, meant - offset, rtol=to.eps, atol=to.tiny):
-                raise RopepatchError(f"{name} was not folded: it is not {scale:g} times as large", hint=HINT)
+            if not torch.allclose(
+                given - offset, meant - offset, rtol=to.eps, atol=to.tiny
+            ):
+                raise RopepatchError(
+                    f"{name} was not folded: it is not {scale:g} times as large",
+                    hint=HINT,
+                )
             weight.copy_(given / scale - offset)
     apart = largest_change(probe_logits(model, plan.target, source.folder.name), after)
     if not apart <= tolerance:
         raise RopepatchError(
-            f"folding the attention factor changes the logits by {apart:.1e} of the largest", hint=HINT
+            f"folding the attention factor changes the logits by {apart:.1e} of the largest",
+            hint=HINT,
         )
     logits = f"within {difference:.1e} of the largest, before folding"
-    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
+    return Verdict(
+        frequencies="equal", logits=logits, compared=True, difference=difference
+    )

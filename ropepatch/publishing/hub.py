@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_token
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelInfo,
+    get_token,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -80,7 +86,8 @@ class _Branch:
     exists: bool
     private: bool
     files: frozenset[str]
-    is_main: bool  # whether it holds what main holds, so that nothing of its own is lost
+    # Whether it holds what main holds, so that nothing of its own is lost
+    is_main: bool
 
 
 def _look(hub: HfApi, repo: str, branch: str) -> _Branch | None:
@@ -149,7 +156,10 @@ def push(
         contents, judgement = _checked(place, token, include, force)
         if token is None and not dry_run:
             raise RopepatchError("no token for the Hub", hint=LOG_IN)
-        notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
+        notes = [
+            *judgement.notes,
+            *(f"pushed by force: {reason}" for reason in judgement.against),
+        ]
         there, is_new = None, False
         try:
             with hub_errors(repo, token):
@@ -179,10 +189,16 @@ def push(
                     contents = read_contents(place, token, include)
             files = _shown(contents.files, Path(temporary))
             held = there.files if there else frozenset()
-            deleted = sorted(name for name in held if is_stale(name, files, ours=records.FILE in held))
+            deleted = sorted(
+                name
+                for name in held
+                if is_stale(name, files, ours=records.FILE in held)
+            )
             commit = there.head if there else None
             if not dry_run:
-                commit = _send(hub, repo, branch, there, files, deleted, private=private, say=say)
+                commit = _send(
+                    hub, repo, branch, there, files, deleted, private=private, say=say
+                )
             elif there is not None and not there.exists:
                 notes.append(f"the branch {branch} would be created from main")
         return Pushed(
@@ -205,7 +221,9 @@ def _checked(
 ) -> tuple[Contents, Judgement]:
     """Collect and judge the files of a folder; raise a `RopepatchError` if they cannot be pushed."""
     if not place.is_dir():
-        raise RopepatchError(f"no folder {place}", hint="give the folder that `ropepatch extend` wrote")
+        raise RopepatchError(
+            f"no folder {place}", hint="give the folder that `ropepatch extend` wrote"
+        )
     contents = read_contents(place, token, include)
     judgement = judge(place, contents.files)
     if judgement.against and not force:
@@ -263,7 +281,9 @@ def _holds_other_card(
     """Return whether the branch has a README.md that is neither from ropepatch, nor main's, nor this one."""
     if there is None or there.is_main or CARD not in there.files:
         return False
-    card = Path(hub.hf_hub_download(repo, CARD, revision=there.head, local_dir=temporary)).read_bytes()
+    card = Path(
+        hub.hf_hub_download(repo, CARD, revision=there.head, local_dir=temporary)
+    ).read_bytes()
     return MARKER.encode() not in card and (ours is None or card != ours.read_bytes())
 
 
@@ -302,7 +322,9 @@ def _send(
         revision=branch,
         parent_commit=there.head,
     ).oid
-    now = {file.rfilename for file in hub.model_info(repo, revision=commit).siblings or ()}
+    now = {
+        file.rfilename for file in hub.model_info(repo, revision=commit).siblings or ()
+    }
     if wrong := sorted((files.keys() - now) | (now & {*deleted})):
         raise RopepatchError(
             f"{repo} lacks uploaded files: {', '.join(wrong)[:200]}",

@@ -41,25 +41,38 @@ def hub_errors(repo: str, token: str | None) -> Iterator[None]:
         try:
             with _careful(), warnings.catch_warnings():
                 # httpx's warning about huggingface_hub's way of passing files
-                warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
+                warnings.filterwarnings(
+                    "ignore", "Use 'content=<...>'", DeprecationWarning
+                )
                 yield
         except (HttpxError, OSError, ValueError, RuntimeError) as error:
             # An uploading thread wraps the error in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError else None
             message, hint = _explained(cause or error, repo)
-            raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
+            raise RopepatchError(
+                message.replace(token, "…") if token else message, hint=hint
+            ) from error
 
 
 def _explained(error: BaseException, repo: str) -> tuple[str, str]:
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
-        message, hint = ANSWERS.get(status, (f"the Hub answered {status} for {{repo}}", AGAIN))
+        message, hint = ANSWERS.get(
+            status, (f"the Hub answered {status} for {{repo}}", AGAIN)
+        )
         said = error.server_message or ""
     elif isinstance(error, HttpxError):
-        message, hint = "the connection to the Hub broke", f"check the network and HF_ENDPOINT, then {AGAIN}"
+        message, hint = (
+            "the connection to the Hub broke",
+            f"check the network and HF_ENDPOINT, then {AGAIN}",
+        )
         said = str(error)
     else:
-        message, hint, said = "cannot push to {repo}", f"fix that, or {AGAIN}", str(error)
+        message, hint, said = (
+            "cannot push to {repo}",
+            f"fix that, or {AGAIN}",
+            str(error),
+        )
     said = " ".join(said.split())[:200]
     return message.format(repo=repo) + (f": {said}" if said else ""), hint
 

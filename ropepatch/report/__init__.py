@@ -3,7 +3,12 @@
 from ropepatch.report.page import write_report
 from ropepatch.report.printers import html_table, markdown_table, table_text
 from ropepatch.report.tables import ranking_tables, results_tables
-from ropepatch.report.terminal import print_ranking, print_results, ranking_text, results_text
+from ropepatch.report.terminal import (
+    print_ranking,
+    print_results,
+    ranking_text,
+    results_text,
+)
 
 __all__ = [
     "html_table",

@@ -23,24 +23,36 @@ from ropepatch.report.plots.pictures import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import html_table
 from ropepatch.report.tables import tables_of
-from ropepatch.report.verdict import measured, origin, provenance, variant, verdict_lines
+from ropepatch.report.verdict import (
+    measured,
+    origin,
+    provenance,
+    variant,
+    verdict_lines,
+)
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def write_report(results: Sequence[Result], file: str | Path, *, command: str | None = None) -> Path:
+def write_report(
+    results: Sequence[Result], file: str | Path, *, command: str | None = None
+) -> Path:
     """Write results as one self-contained HTML file, without network, other files or fonts."""
     path = absent(file)
     if not results:
-        raise RopepatchError("no results to report", hint="measure first, with `ropepatch eval`")
+        raise RopepatchError(
+            "no results to report", hint="measure first, with `ropepatch eval`"
+        )
     page = _page(results, command)
     try:
         with whole_file(path, new=True) as partial:
             partial.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RopepatchError(f"cannot write {path}: {error.strerror}", hint="choose another file") from error
+        raise RopepatchError(
+            f"cannot write {path}: {error.strerror}", hint="choose another file"
+        ) from error
     return path
 
 
@@ -58,7 +70,10 @@ def _page(results: Sequence[Result], command: str | None) -> str:
             for (model, target), groups in places.items()
         ],
         provenance=[
-            (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
+            (
+                f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}",
+                provenance(r),
+            )
             for r in results
         ],
         version=importlib.metadata.version("ropepatch"),
@@ -86,6 +101,8 @@ def _environment() -> jinja2.Environment:
 def inline_image(figure: Figure) -> str:
     """A figure as the address of an image, which a page contains without another file."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that matplotlib's font lacks
+        warnings.filterwarnings(
+            "ignore", message="Glyph"
+        )  # a letter that matplotlib's font lacks
         content = base64.b64encode(drawn(figure, "svg")).decode()
     return f"data:image/svg+xml;base64,{content}"

@@ -22,7 +22,10 @@ def table_text(table: Table, width: int | None = None) -> str:
     text = as_text([columns([table.heads, *behind], right=right)])
     if width is None or max(map(len, text.splitlines())) <= width:
         return text
-    below = [["\n".join(filter(None, [cell.text, cell.detail])) for cell in row] for row in table.rows]
+    below = [
+        ["\n".join(filter(None, [cell.text, cell.detail])) for cell in row]
+        for row in table.rows
+    ]
     return as_text([columns([table.heads, *below], right=right)], width)
 
 
@@ -35,7 +38,9 @@ def html_table(table: Table) -> str:
         for number, cell in enumerate(row):
             tag = 'th scope="row"' if number < table.labels else "td"
             best = ' class="best"' if cell.best else ""
-            value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+            value = (
+                "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+            )
             detail = f"<small>{escape(cell.detail)}</small>" if cell.detail else ""
             line += f"<{tag}{best}{value}>{escape(cell.text)}{detail}</{tag[:2]}>"
         lines.append(f"<tr>{line}</tr>\n")

@@ -25,7 +25,11 @@ def tables_of(comparison: Comparison) -> list[Table]:
     for series in comparison.series:
         tables.append(_by_length(comparison, series, row_cell))
         if series.measure == "loss":
-            tables.append(_by_length(comparison, series, _perplexity_cell)._replace(caption="Perplexity"))
+            tables.append(
+                _by_length(comparison, series, _perplexity_cell)._replace(
+                    caption="Perplexity"
+                )
+            )
     for measure, keys in comparison.kinds_of_rows():
         if keys == ("begin", "end"):
             tables.append(_by_stretch(comparison, measure))
@@ -56,17 +60,29 @@ def _by_length(comparison: Comparison, series: Series, form: Form) -> Table:
     columns = []
     for length in lengths:
         rows = comparison.at(series.measure, **series.at(length))
-        columns.append(_marked({name: form(row) for name, row in rows.items()}, series.measure))
+        columns.append(
+            _marked({name: form(row) for name, row in rows.items()}, series.measure)
+        )
     if comparison.floor is not None:
         for row in series.of(comparison.floor):
             columns[lengths.index(row.length)][FLOOR] = form(row)._replace(detail="")
     if series.measure == "found" and not comparison.reservation(series):
         heads.append(EFFECTIVE)
-        columns.append({name: _effective(series.of(result)) for name, result in comparison.results.items()})
+        columns.append(
+            {
+                name: _effective(series.of(result))
+                for name, result in comparison.results.items()
+            }
+        )
     return _table(caption, heads, columns, [*comparison.named()])
 
 
-def _table(caption: str, heads: list[str], columns: Sequence[Mapping[str, Cell]], names: list[str]) -> Table:
+def _table(
+    caption: str,
+    heads: list[str],
+    columns: Sequence[Mapping[str, Cell]],
+    names: list[str],
+) -> Table:
     """A row for every name that has a cell."""
     rows = []
     for name in names:
@@ -79,16 +95,25 @@ def _table(caption: str, heads: list[str], columns: Sequence[Mapping[str, Cell]]
 def _effective(rows: Sequence[Row]) -> Cell:
     """The effective length, with the lower end of the accuracy there."""
     by_length = {row.length: row for row in rows if row.value is not None}
-    length = effective_length({tokens: row.value or 0.0 for tokens, row in by_length.items()})
+    length = effective_length(
+        {tokens: row.value or 0.0 for tokens, row in by_length.items()}
+    )
     if length is None:
         return Cell("none", value=0.0)
     low = by_length[length].low
-    return Cell(f"{length:,}", "" if low is None else f"accuracy at least {low:.0%}", float(length))
+    return Cell(
+        f"{length:,}",
+        "" if low is None else f"accuracy at least {low:.0%}",
+        float(length),
+    )
 
 
 def _by_stretch(comparison: Comparison, measure: str) -> Table:
     """A row per method and the floor, a column for the original length and every doubling beyond."""
-    by_name = {name: result.of(measure, "begin", "end") for name, result in comparison.named().items()}
+    by_name = {
+        name: result.of(measure, "begin", "end")
+        for name, result in comparison.named().items()
+    }
     rows = [row for rows in by_name.values() for row in rows]
     ends = {int(row.at["end"]) for row in rows}
     begin = min(int(row.at["begin"]) for row in rows)
@@ -96,14 +121,23 @@ def _by_stretch(comparison: Comparison, measure: str) -> Table:
     if not all(end in ends for _, end in spans):  # half octaves around another length
         spans = _spans(comparison.trained, max(ends))
     spans = [span for span in spans if span[0] >= begin]
-    columns = [{name: _stretch(rows, *span) for name, rows in by_name.items()} for span in spans]
+    columns = [
+        {name: _stretch(rows, *span) for name, rows in by_name.items()}
+        for span in spans
+    ]
     heads = ["Method", *(f"{first:,} to {last:,}" for first, last in spans)]
-    return _table(f"{measure_of(measure).title}, by position", heads, columns, [*by_name])
+    return _table(
+        f"{measure_of(measure).title}, by position", heads, columns, [*by_name]
+    )
 
 
 def _stretch(rows: Sequence[Row], begin: int, end: int) -> Cell:
     """The mean of the rows within a stretch of positions."""
-    within = [row for row in rows if begin <= int(row.at["begin"]) and int(row.at["end"]) <= end]
+    within = [
+        row
+        for row in rows
+        if begin <= int(row.at["begin"]) and int(row.at["end"]) <= end
+    ]
     if not within or not all(row.clusters for row in within):
         return MISSING
     return row_cell(joined(within, {"begin": begin, "end": end}))
@@ -137,11 +171,18 @@ def _scores(comparison: Comparison) -> Table:
 def _marked(cells: dict[str, Cell], measure: str) -> dict[str, Cell]:
     """Cells with the best of several marked."""
     better = measure_of(measure).better
-    values = {name: better * cell.value for name, cell in cells.items() if isinstance(cell.value, float)}
+    values = {
+        name: better * cell.value
+        for name, cell in cells.items()
+        if isinstance(cell.value, float)
+    }
     best = max(values.values(), default=0.0)
     if not better or all(value == best for value in values.values()):
         return cells
-    return {name: cell._replace(best=values.get(name) == best) for name, cell in cells.items()}
+    return {
+        name: cell._replace(best=values.get(name) == best)
+        for name, cell in cells.items()
+    }
 
 
 # Cells
@@ -165,8 +206,18 @@ def perplexity_text(nats: float) -> str:
     """exp(nats) as text: 1.702, 29.41, 1734, 1.3e6; ∞ if it overflows."""
     if nats < math.log(1e4):
         value = math.exp(nats)
-        return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
-    return f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e") if nats < 700 else "∞"
+        return (
+            f"{value:.3f}"
+            if value < 10
+            else f"{value:.2f}"
+            if value < 100
+            else f"{value:.0f}"
+        )
+    return (
+        f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e")
+        if nats < 700
+        else "∞"
+    )
 
 
 def _mean_cell(mean: Mean, text: Number, *, interval: bool = True) -> Cell:
@@ -185,16 +236,41 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
     """
     losses = [_losses(ranking, row) for row in ranking.rows]
     for result in results:
-        floor = result.row("loss", length=result.target) if result.label == FLOOR else None
+        floor = (
+            result.row("loss", length=result.target) if result.label == FLOOR else None
+        )
         if floor is not None:
-            losses.append([Cell(FLOOR), Cell(floor.text, value=floor.value), Cell(""), Cell(""), Cell("")])
+            losses.append(
+                [
+                    Cell(FLOOR),
+                    Cell(floor.text, value=floor.value),
+                    Cell(""),
+                    Cell(""),
+                    Cell(""),
+                ]
+            )
     target, original = f"{ranking.target:,}", f"{ranking.original:,}"
-    heads = ["", f"loss at {target}", "gain over baseline", f"loss at {original}", "short-context cost"]
+    heads = [
+        "",
+        f"loss at {target}",
+        "gain over baseline",
+        f"loss at {original}",
+        "short-context cost",
+    ]
     tables = [Table("Ranking by loss (nats/token)", heads, losses)]
     kinds = list(ranking.rows[0].answers)
     if kinds:
-        heads = ["kind", "", f"accuracy at {target}", "log-prob", "gain over baseline", "verdict"]
-        answers = [_answers(ranking, row, kind) for kind in kinds for row in ranking.rows]
+        heads = [
+            "kind",
+            "",
+            f"accuracy at {target}",
+            "log-prob",
+            "gain over baseline",
+            "verdict",
+        ]
+        answers = [
+            _answers(ranking, row, kind) for kind in kinds for row in ranking.rows
+        ]
         caption = "Retrieval by kind of question (log-prob in nats/token)"
         tables.append(Table(caption, heads, answers, labels=2))
     return tables
@@ -203,7 +279,9 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
 def _losses(ranking: Ranking, row: Ranked) -> list[Cell]:
     return [
         Cell(row.label, value=row.label, best=row is ranking.rows[0]),
-        _mean_cell(row.loss, "{:z.3f}".format, interval=False),  # the paired gain has the interval
+        _mean_cell(
+            row.loss, "{:z.3f}".format, interval=False
+        ),  # the paired gain has the interval
         _gain_cell(ranking, row, row.loss_gain, "{:+z.3f}".format),
         _mean_cell(row.short_context_loss, "{:.3f}".format, interval=False),
         _gain_cell(ranking, row, row.short_context_cost, "{:+z.3f}".format),

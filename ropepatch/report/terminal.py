@@ -32,7 +32,9 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
         method = task_of(group.task).method(group.parameters)
         blocks += _folded([f"{group.model}, {group.history}. {method}"], width)
         blocks += [_titled(table, width) for table in tables_of(group)]
-        blocks += _folded([f"Warning: {warning}." for warning in group.warnings()], width)
+        blocks += _folded(
+            [f"Warning: {warning}." for warning in group.warnings()], width
+        )
     return "\n\n".join(blocks)
 
 
@@ -41,7 +43,9 @@ def _titled(table: Table, width: int | None) -> str:
     return f"{table.caption}\n{table_text(table, width)}"
 
 
-def print_ranking(ranking: Ranking, results: Sequence[Result], *, command: str = "") -> None:
+def print_ranking(
+    ranking: Ranking, results: Sequence[Result], *, command: str = ""
+) -> None:
     """Print the methods with their intervals, and the verdict.
 
     Args:
@@ -53,7 +57,9 @@ def print_ranking(ranking: Ranking, results: Sequence[Result], *, command: str =
     _write("\n".join([text, *([f"  {command}"] if command else [])]))
 
 
-def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
+def ranking_text(
+    ranking: Ranking, results: Sequence[Result], width: int | None = None
+) -> str:
     """The text of `print_ranking`, in lines of at most ``width`` characters."""
     tables = [_titled(table, width) for table in ranking_tables(ranking, results)]
     verdict = "\n".join(_folded(ranking_lines(ranking), width or PROSE))
@@ -62,13 +68,18 @@ def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None 
 
 def _write(text: str) -> None:
     """Print lines, escaped: names of folders and models may contain control characters."""
-    sys.stdout.write("".join(f"{printable(line, len(line))}\n" for line in text.split("\n")))
+    sys.stdout.write(
+        "".join(f"{printable(line, len(line))}\n" for line in text.split("\n"))
+    )
 
 
 def _folded(lines: Sequence[str], width: int | None) -> list[str]:
     if width is None:
         return [*lines]
-    return [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return [
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False)
+        for line in lines
+    ]
 
 
 def _width() -> int | None:

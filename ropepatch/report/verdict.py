@@ -23,7 +23,9 @@ def ranking_lines(ranking: Ranking) -> list[str]:
     if best is not None:
         lines += _recommendation(ranking, best)
     elif ranking.rows[0].loss.missing:
-        lines.append("No method is recommended: fewer than three documents. Give more text.")
+        lines.append(
+            "No method is recommended: fewer than three documents. Give more text."
+        )
     else:
         lines.append(
             f"Do not extend: at {ranking.target:,} tokens no method is better than the baseline in one "
@@ -42,8 +44,12 @@ def ranking_lines(ranking: Ranking) -> list[str]:
 
 def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
     """The method to use, with its gains, its costs, and what speaks for others."""
-    gains = ", ".join(f"{measure} {signed(best.gain(measure))}" for measure in best.better)
-    lines = [f"Use {best.label}. Gain at {ranking.target:,} tokens, in nats/token (95 %): {gains}."]
+    gains = ", ".join(
+        f"{measure} {signed(best.gain(measure))}" for measure in best.better
+    )
+    lines = [
+        f"Use {best.label}. Gain at {ranking.target:,} tokens, in nats/token (95 %): {gains}."
+    ]
     cost = best.short_context_cost
     if cost.value > 0 and cost.differs:
         lines.append(
@@ -51,16 +57,24 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
             f"{signed(cost)} nats/token."
         )
     if best.label in ranking.remappings:
-        lines.append(f"Only transformers runs {best.label}, with code from the checkpoint.")
+        lines.append(
+            f"Only transformers runs {best.label}, with code from the checkpoint."
+        )
         if ranking.best_scaling is not None:
-            lines.append(f"The best method for other engines is {ranking.best_scaling.label}.")
+            lines.append(
+                f"The best method for other engines is {ranking.best_scaling.label}."
+            )
     for kind in ranking.kinds:
         found = best.answers[kind].found
         for label, more in ranking.more_accurate(best, kind).items():
             outcome = "significant" if more.differs else "not significant"
-            lines.append(f"{label} has a higher {kind} accuracy, by {percent(more)}: {outcome}.")
+            lines.append(
+                f"{label} has a higher {kind} accuracy, by {percent(more)}: {outcome}."
+            )
         if found.value < THRESHOLD:
-            lines.append(f"Its {kind} accuracy is {found.value:.0%}. Train it, or use a shorter target.")
+            lines.append(
+                f"Its {kind} accuracy is {found.value:.0%}. Train it, or use a shorter target."
+            )
     return lines
 
 
@@ -83,7 +97,11 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     results = [result for group in groups for result in group.results.values()]
     loss = [result for result in results if result.of("loss", "begin", "end")]
     base = [result.label for result in loss if result.scaling is None]
-    if len(base) != 1 or len(loss) < 2 or len({result.label for result in loss}) < len(loss):
+    if (
+        len(base) != 1
+        or len(loss) < 2
+        or len({result.label for result in loss}) < len(loss)
+    ):
         return None
     for result in loss:
         for length in (result.target, result.model["trained"]):
@@ -100,20 +118,29 @@ def _gains(group: Comparison) -> list[str]:
         before = training_free(group.results, result) if result.fine_tuned else None
         if before is None:
             continue
-        rows = [group.results[label].row("loss", length=group.target) for label in (before, name)]
+        rows = [
+            group.results[label].row("loss", length=group.target)
+            for label in (before, name)
+        ]
         means = [row.mean for row in rows if row is not None and row.clusters]
         if len(means) < 2 or means[0].missing:
             continue
         gain = difference(*means)
         outcome = "significant" if gain.differs else "not significant"
-        lines.append(f"Training gain of {name} over {before}: {signed(gain)} nats/token, {outcome}.")
+        lines.append(
+            f"Training gain of {name} over {before}: {signed(gain)} nats/token, {outcome}."
+        )
     return lines
 
 
 def signed(mean: Mean) -> str:
     """A difference with its 95 % interval, all with a sign."""
     low, high = mean.interval()
-    return f"{mean.value:+.3f}" if mean.missing else f"{mean.value:+.3f} ({low:+.3f} to {high:+.3f})"
+    return (
+        f"{mean.value:+.3f}"
+        if mean.missing
+        else f"{mean.value:+.3f} ({low:+.3f} to {high:+.3f})"
+    )
 
 
 def percent(mean: Mean) -> str:
@@ -124,8 +151,13 @@ def percent(mean: Mean) -> str:
 
 def measured(groups: Sequence[Comparison]) -> str:
     """The model and the methods that were measured."""
-    results = {name: result for group in groups for name, result in group.results.items()}
-    names = [f"{name} (fine-tuned)" if result.fine_tuned else name for name, result in results.items()]
+    results = {
+        name: result for group in groups for name, result in group.results.items()
+    }
+    names = [
+        f"{name} (fine-tuned)" if result.fine_tuned else name
+        for name, result in results.items()
+    ]
     target = f"{groups[0].target:,}"
     return f"{groups[0].model} was {groups[0].history}. Measured to {target} tokens: {', '.join(names)}."
 
@@ -146,9 +178,15 @@ def origin(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         if result.env:  # the floor of a text is computed, not measured
-            versions = [f"{name} {result.env[name]}" for name in VERSIONS if name in result.env]
-            device = result.env.get("server") or result.env.get("device", "unknown device")
-            lines.append(", ".join([*versions, device, result.env.get("dtype", "unknown dtype")]))
+            versions = [
+                f"{name} {result.env[name]}" for name in VERSIONS if name in result.env
+            ]
+            device = result.env.get("server") or result.env.get(
+                "device", "unknown device"
+            )
+            lines.append(
+                ", ".join([*versions, device, result.env.get("dtype", "unknown dtype")])
+            )
     for result in results:
         if "tokens" in result.parameters:
             text = result.parameters.get("text", "text")
@@ -160,7 +198,9 @@ def provenance(result: Result) -> list[tuple[str, str]]:
     """The provenance of a result, by name."""
     lines: dict[str, Any] = {"task": result.task, "target": result.target}
     lines |= {f"model {name}": value for name, value in result.model.items()}
-    lines |= {f"scaling {name}": value for name, value in (result.scaling or {}).items()}
+    lines |= {
+        f"scaling {name}": value for name, value in (result.scaling or {}).items()
+    }
     lines |= result.parameters
     if rows := [row for row in result.rows if row.at.keys() == {"length"}]:
         lines |= {"n": rows[-1].n, "clusters": len(rows[-1].clusters)}
@@ -171,4 +211,8 @@ def provenance(result: Result) -> list[tuple[str, str]]:
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple) and len(value) > 12:
         return f"{len(value)} numbers, {value[0]} to {value[-1]}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, default=str)
+    )

@@ -9,7 +9,15 @@ from ropepatch.scaling.method import METHODS, Scaling
 from ropepatch.scaling.ramps import YaRN
 from ropepatch.scaling.searched import CustomDivisors, LongRoPESwitch
 
-__all__ = ["METHODS", "CustomDivisors", "LongRoPESwitch", "Scaling", "YaRN", "formulas", "make_scaling"]
+__all__ = [
+    "METHODS",
+    "CustomDivisors",
+    "LongRoPESwitch",
+    "Scaling",
+    "YaRN",
+    "formulas",
+    "make_scaling",
+]
 
 METHODS |= {
     kind.name: kind
@@ -27,7 +35,9 @@ METHODS |= {
 def formulas() -> tuple[str, ...]:
     """Return the names of the static methods that need only a factor."""
     return tuple(
-        name for name, method in METHODS.items() if not method.length_dependent and not method.required()
+        name
+        for name, method in METHODS.items()
+        if not method.length_dependent and not method.required()
     )
 
 

@@ -35,10 +35,14 @@ class Band(NamedTuple):
 def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
     """Group the pairs of a model by what the scaled frequencies [d/2] do to them, fastest first."""
     before = rope.inv_freq()
-    divisor = (before.double() / inv_freq.double()).masked_fill(before == 0, 1.0).tolist()
+    divisor = (
+        (before.double() / inv_freq.double()).masked_fill(before == 0, 1.0).tolist()
+    )
     rotated = rotations(before, rope.original_max_position_embeddings).tolist()
     columns = wavelengths(before).tolist(), rotated, divisor
-    runs = itertools.groupby(range(rope.num_pairs), key=lambda pair: _fate(divisor[pair], factor))
+    runs = itertools.groupby(
+        range(rope.num_pairs), key=lambda pair: _fate(divisor[pair], factor)
+    )
     ends = ((fate, pairs[0], pairs[-1]) for fate, run in runs if (pairs := list(run)))
     return [
         Band(fate, first, last, *((column[first], column[last]) for column in columns))

@@ -27,7 +27,8 @@ class DynamicNTK(NTKAware):
     paper = "arXiv:2309.00071"
     saved_as = "dynamic"
     length_dependent = True
-    composes = False  # the rope type cannot contain the frequencies of an earlier scaling
+    # The rope type cannot contain the frequencies of an earlier scaling
+    composes = False
     form: Literal["paper", "transformers"] = "paper"
 
     @property

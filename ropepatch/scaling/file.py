@@ -61,7 +61,9 @@ class ScalingFile(Settings):
         """Raise a `RopepatchError` unless scaling, RoPE and target length are valid."""
         _ = self.scaling, self.rope
         if self.target > MAX_NUMBER:
-            raise RopepatchError(f"target must be at most {MAX_NUMBER:g}, got {shown(self.target)}")
+            raise RopepatchError(
+                f"target must be at most {MAX_NUMBER:g}, got {shown(self.target)}"
+            )
 
     def check_model(self, file: str, rope: Rope, model: str, to: int) -> None:
         """Raise a `RopepatchError` unless RoPE and target length are those the file was made for."""
@@ -109,10 +111,18 @@ def _read(file: str | Path) -> dict[str, Any]:
     """Read the JSON object of a scaling file and check its version."""
     try:
         content = parse_json(read_text(Path(file).expanduser()))
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, or no such ~user
-        raise RopepatchError(f"{file} is not a scaling file: {error}", hint=HINT) from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: nested too deep, or no such ~user
+        raise RopepatchError(
+            f"{file} is not a scaling file: {error}", hint=HINT
+        ) from error
     if not isinstance(content, dict) or MARK not in content:
-        raise RopepatchError(f"{file} is not a scaling file: it has no key {MARK}", hint=HINT)
+        raise RopepatchError(
+            f"{file} is not a scaling file: it has no key {MARK}", hint=HINT
+        )
     version = content[MARK]
     if type(version) is not int or version != VERSION:
         raise RopepatchError(
@@ -125,5 +135,7 @@ def _read(file: str | Path) -> dict[str, Any]:
 def _same(there: Any, here: Any) -> bool:
     """Compare two values, frequencies up to the rounding of another machine."""
     if isinstance(there, tuple) and isinstance(here, tuple):
-        return all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(there, here, strict=True))
+        return all(
+            math.isclose(*pair, rel_tol=1e-5) for pair in zip(there, here, strict=True)
+        )
     return bool(there == here)

@@ -60,15 +60,24 @@ class Scaling(Method):
     changes_frequencies = True
     saved_as = "longrope"  # the rope type in the config of an extended LLaMA
     composes: ClassVar[bool] = True  # whether it applies to RoPE that is already scaled
-    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the defaults for such RoPE
-    way_out: ClassVar[tuple[str, str] | None] = None  # a parameter and its value with which it composes
+    composing: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {}
+    )  # the defaults for such RoPE
+    # A parameter and its value with which it composes
+    way_out: ClassVar[tuple[str, str] | None] = None
     factor: FromOne
 
     @classmethod
     def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
         """Make the scaling with target / L as factor, unless the parameters contain one."""
         composing = cls.composing if rope.is_scaled else {}
-        return cls(**{"factor": target / rope.original_max_position_embeddings, **composing, **parameters})
+        return cls(
+            **{
+                "factor": target / rope.original_max_position_embeddings,
+                **composing,
+                **parameters,
+            }
+        )
 
     def factor_for(self, window: int, target: int) -> float:
         """Return s, which the user may have set."""
@@ -80,7 +89,11 @@ class Scaling(Method):
 
     def on_top(self) -> str:
         """Say with which parameters the scaling is applied to RoPE that is scaled already."""
-        values = [f"{key}={value}" for key, value in self.composing.items() if getattr(self, key) == value]
+        values = [
+            f"{key}={value}"
+            for key, value in self.composing.items()
+            if getattr(self, key) == value
+        ]
         parameters = f" ({', '.join(values)})" if values else ""
         return f"; {self.name} is applied on top of it{parameters}"
 
@@ -110,7 +123,9 @@ class Scaling(Method):
             )
         if rope.carried is not None:
             inv_freq = inv_freq.masked_fill(rope.inv_freq() == 0, 0.0)
-        return Frequencies(inv_freq, rope.carried_attention_factor * static._temperature(rope))
+        return Frequencies(
+            inv_freq, rope.carried_attention_factor * static._temperature(rope)
+        )
 
     @final
     def native(self, rope: Rope) -> dict[str, Any] | None:

@@ -42,7 +42,11 @@ def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Te
 
 def pair_turning(rotations: float, rotary_dim: int, theta: float, window: int) -> float:
     """Compute the index of the pair that makes so many rotations within `window` tokens, d / 2 at theta."""
-    return rotary_dim * math.log(window / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+    return (
+        rotary_dim
+        * math.log(window / (rotations * 2 * math.pi))
+        / (2 * math.log(theta))
+    )
 
 
 class NTKByParts(Scaling):
@@ -120,14 +124,22 @@ class YaRN(Scaling):
     def check(self) -> None:
         super().check()
         self._require(self.beta_slow >= 1 / MAX_NUMBER, "beta_slow", "above 0")
-        self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
+        self._require(
+            self.beta_fast > self.beta_slow,
+            "beta_fast",
+            f"above beta_slow = {self.beta_slow}",
+        )
 
     @property
     def composes(self) -> bool:  # type: ignore[override]
         return self.ramp == "rotations"
 
     def _temperature(self, rope: Rope) -> float:
-        return yarn_temperature(self.factor) if self.attention_factor is None else self.attention_factor
+        return (
+            yarn_temperature(self.factor)
+            if self.attention_factor is None
+            else self.attention_factor
+        )
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         if self.ramp == "rotations":
@@ -149,9 +161,10 @@ class YaRN(Scaling):
         low, high = max(low, 0), min(high, rope.rotary_dim - 1)
         if low == high:
             high += 0.001
-        return ((torch.arange(rope.num_pairs, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(
-            0, 1
-        )
+        return (
+            (torch.arange(rope.num_pairs, dtype=torch.float32, device="cpu") - low)
+            / (high - low)
+        ).clamp(0, 1)
 
     def _native(self, rope: Rope) -> dict[str, Any] | None:
         if self.ramp != "index":

@@ -74,7 +74,9 @@ class PartialRope(Scaling):
     def _inv_freq(self, rope: Rope) -> Tensor:
         kept = int(self.partial * rope.rotating)
         fast = rope.inv_freq()[:kept]
-        if not rope.is_scaled:  # as transformers computes them: float32 pow depends on the vector's length
+        if (
+            not rope.is_scaled
+        ):  # as transformers computes them: float32 pow depends on the vector's length
             fast = 1.0 / (rope.rope_theta ** rope.exponents()[:kept])
         stopped = fast.new_zeros(rope.num_pairs - kept)
         return torch.cat((fast, stopped))
@@ -92,7 +94,11 @@ class _OverAnother(Scaling):
         inner = METHODS.find(self.over)
         is_plain = not (inner.length_dependent or issubclass(inner, _OverAnother))
         is_whole = {*inner.required()} <= {*self._given}
-        self._require(is_plain and is_whole, "over", "a static method that needs no more parameters")
+        self._require(
+            is_plain and is_whole,
+            "over",
+            "a static method that needs no more parameters",
+        )
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -167,7 +173,11 @@ class ClippedRope(_OverAnother):
         fade[-n:] = (
             0.0
             if self.hard
-            else (1 + torch.linspace(0, math.pi, n, dtype=torch.float64, device="cpu").cos()) / 2
+            else (
+                1
+                + torch.linspace(0, math.pi, n, dtype=torch.float64, device="cpu").cos()
+            )
+            / 2
         )
         fade[-1] = 0.0  # cos(pi) is not exactly -1 in every library
         return (inv_freq.double() * fade).float()

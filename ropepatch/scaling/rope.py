@@ -26,7 +26,8 @@ class Frequencies(NamedTuple):
     """The values of a rotary module: `inv_freq` [d/2] float32, radians per token, fastest first."""
 
     inv_freq: Tensor
-    attention_factor: float = 1.0  # multiplies cos and sin, hence attention logits by its square
+    # Multiplies cos and sin, hence attention logits by its square
+    attention_factor: float = 1.0
 
     def distance(self, other: Frequencies) -> float:
         """Return the largest absolute difference of any value; infinite if the numbers of pairs differ."""
@@ -71,7 +72,11 @@ class Rope(Settings):
 
     def check(self) -> None:
         """Raise a `RopepatchError` if the parameters are invalid."""
-        d, b, window = self.rotary_dim, self.rope_theta, self.original_max_position_embeddings
+        d, b, window = (
+            self.rotary_dim,
+            self.rope_theta,
+            self.original_max_position_embeddings,
+        )
         if d < 2 or d % 2:
             raise RopepatchError(
                 f"rotary dimension must be even and at least 2, got {d}",
@@ -121,13 +126,18 @@ class Rope(Settings):
         """Whether the rotating pairs already differ from b^(-2i/d)."""
         if self.carried is None:
             return False
-        all_rotate = self.rotating == self.num_pairs  # unscaled frequencies are carried only if some do not
+        all_rotate = (
+            self.rotating == self.num_pairs
+        )  # unscaled frequencies are carried only if some do not
         plain = tuple(self._plain(self.rope_theta).tolist())
         return all_rotate or self.carried_attention_factor != 1 or self.carried != plain
 
     def exponents(self) -> Tensor:
         """Return 2i/d for every pair: [d/2] float32."""
-        return torch.arange(0, self.rotary_dim, 2, dtype=torch.int64, device="cpu").float() / self.rotary_dim
+        return (
+            torch.arange(0, self.rotary_dim, 2, dtype=torch.int64, device="cpu").float()
+            / self.rotary_dim
+        )
 
     def inv_freq(self) -> Tensor:
         """Return theta_i, in the expression order of transformers: [d/2] float32, radians per token."""
@@ -138,13 +148,16 @@ class Rope(Settings):
     def _plain(self, rope_theta: float) -> Tensor:
         """b^(-2i/d) for the pairs that rotate, 0 for the others: [d/2] float32."""
         inv_freq = torch.zeros(self.num_pairs, dtype=torch.float32, device="cpu")
-        inv_freq[: self.rotating] = 1.0 / (rope_theta ** self.exponents()[: self.rotating])
+        inv_freq[: self.rotating] = 1.0 / (
+            rope_theta ** self.exponents()[: self.rotating]
+        )
         return inv_freq
 
     def unscaled(self) -> Tensor:
         """Return b^(-2i/d), also for a scaled model: [d/2] float64, radians per token."""
         return self.rope_theta ** -(
-            torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu") / self.rotary_dim
+            torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu")
+            / self.rotary_dim
         )
 
     def rebased(self, rope_theta: float) -> Tensor:
@@ -156,7 +169,11 @@ class Rope(Settings):
 
 def _is_frequency(value: Any) -> bool:
     """Whether a value is finite and at least 0; -0.0 comes from a negative divisor."""
-    return isinstance(value, int | float) and math.isfinite(value) and math.copysign(1, value) > 0
+    return (
+        isinstance(value, int | float)
+        and math.isfinite(value)
+        and math.copysign(1, value) > 0
+    )
 
 
 def divisors(before: Tensor, after: Tensor) -> Tensor:

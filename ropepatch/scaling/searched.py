@@ -39,7 +39,12 @@ def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
 
 
 def longrope_parameters(
-    rope: Rope, factor: float, attention_factor: float, *, short: tuple[float, ...], long: tuple[float, ...]
+    rope: Rope,
+    factor: float,
+    attention_factor: float,
+    *,
+    short: tuple[float, ...],
+    long: tuple[float, ...],
 ) -> dict[str, Any]:
     """Return transformers' `longrope` parameters with the divisors up to L tokens and beyond."""
     return {
@@ -80,7 +85,9 @@ class CustomDivisors(Scaling):
 
     def _native(self, rope: Rope) -> dict[str, Any]:
         a = self.attention_factor
-        return longrope_parameters(rope, self.factor, a, short=self.divisors, long=self.divisors)
+        return longrope_parameters(
+            rope, self.factor, a, short=self.divisors, long=self.divisors
+        )
 
 
 class LongRoPE(Scaling):
@@ -102,14 +109,18 @@ class LongRoPE(Scaling):
     def _temperature(self, rope: Rope) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        return longrope_attention_factor(self.factor, rope.original_max_position_embeddings)
+        return longrope_attention_factor(
+            self.factor, rope.original_max_position_embeddings
+        )
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         return divided(rope, self.long_factor, self.name)
 
     def _native(self, rope: Rope) -> dict[str, Any]:
         a = self._temperature(rope)
-        return longrope_parameters(rope, self.factor, a, short=self.long_factor, long=self.long_factor)
+        return longrope_parameters(
+            rope, self.factor, a, short=self.long_factor, long=self.long_factor
+        )
 
 
 class LongRoPESwitch(LongRoPE):
@@ -129,8 +140,14 @@ class LongRoPESwitch(LongRoPE):
     def at(self, rope: Rope, length: int | None) -> Scaling:
         beyond = (length or 0) > rope.original_max_position_embeddings
         divisors = self.long_factor if beyond else self.short_factor
-        return LongRoPE(factor=self.factor, long_factor=divisors, attention_factor=self._temperature(rope))
+        return LongRoPE(
+            factor=self.factor,
+            long_factor=divisors,
+            attention_factor=self._temperature(rope),
+        )
 
     def _native(self, rope: Rope) -> dict[str, Any]:
         a = self._temperature(rope)
-        return longrope_parameters(rope, self.factor, a, short=self.short_factor, long=self.long_factor)
+        return longrope_parameters(
+            rope, self.factor, a, short=self.short_factor, long=self.long_factor
+        )

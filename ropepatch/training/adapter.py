@@ -42,7 +42,11 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     if lora is None:
         full: nn.Module = model.float().requires_grad_(True)
         return full
-    ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
+    ends = {
+        path.rpartition(".")[2]
+        for path, module in model.named_modules()
+        if module in _ends(model)
+    }
     if _is_tied(model) and ends & {*lora.target_modules}:
         raise RopepatchError(
             "embeddings and head share their weights, so an adapter on one would change both",
@@ -54,13 +58,23 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             task_type="CAUSAL_LM",
             modules_to_save=_saved_whole(model, lora) or None,
             ensure_weight_tying=lora.train_embeddings and _is_tied(model),
-            **lora.model_dump(mode="json", exclude={"train_embeddings", "train_norms"}, exclude_none=True),
+            **lora.model_dump(
+                mode="json",
+                exclude={"train_embeddings", "train_norms"},
+                exclude_none=True,
+            ),
         )
         with without_deprecations():
             fine_tuned: nn.Module = peft.get_peft_model(model, config)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: not enough memory for the rank
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: not enough memory for the rank
         names = (
-            lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+            lora.target_modules
+            if isinstance(lora.target_modules, str)
+            else ", ".join(lora.target_modules)
         )
         raise RopepatchError(
             f"this model cannot have an adapter on {names}: {' '.join(str(error).split())[:200]}",
@@ -97,7 +111,9 @@ def _peft() -> Any:
 def without_deprecations() -> Iterator[None]:
     """Hide transformers' deprecation warnings about PEFT, which a user cannot fix."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        warnings.filterwarnings(
+            "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
+        )
         yield
 
 
@@ -113,7 +129,10 @@ def _saved_whole(model: Any, lora: Lora) -> list[str]:
     names = set()
     embeddings = _ends(model) if _is_tied(model) else [model.get_input_embeddings()]
     for path, module in model.named_modules():
-        is_norm, is_embedding = type(module).__name__.endswith("Norm"), module in embeddings
+        is_norm, is_embedding = (
+            type(module).__name__.endswith("Norm"),
+            module in embeddings,
+        )
         if (is_norm and lora.train_norms) or (is_embedding and lora.train_embeddings):
             names.add(path.rpartition(".")[2])
     return sorted(names)
@@ -129,7 +148,10 @@ def _is_tied(model: Any) -> bool:
 
 
 def load_adapter(
-    folder: str | Path, model: PreTrainedModel | None = None, *, base: str | Path | None = None
+    folder: str | Path,
+    model: PreTrainedModel | None = None,
+    *,
+    base: str | Path | None = None,
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """Load an adapter onto its base model, with the RoPE that it was trained with.
 
@@ -155,9 +177,12 @@ def load_adapter(
     record = records.read(place) if records.exists(place) else None
     if not (place / ADAPTER).is_file() or record is None or record.base_weights is None:
         raise RopepatchError(
-            f"{place} contains no adapter of ropepatch", hint="use `ropepatch.load` for a whole model"
+            f"{place} contains no adapter of ropepatch",
+            hint="use `ropepatch.load` for a whole model",
         )
-    local = read_json(place / ADAPTER).get("base_model_name_or_path")  # PEFT's; the record has no path
+    local = read_json(place / ADAPTER).get(
+        "base_model_name_or_path"
+    )  # PEFT's; the record has no path
     known = local if isinstance(local, str) and Path(local).is_dir() else record.model
     name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
@@ -179,10 +204,14 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Load the adapter of a folder onto a model; a missing tensor is an error."""
     peft, hint = _peft(), "copy the adapter again from its original place"
     read_header(folder / WEIGHTS)  # without this file PEFT would load a pickle
-    seeded = torch.random.fork_rng(devices=[])  # PEFT draws initial weights, which it then replaces
+    seeded = torch.random.fork_rng(
+        devices=[]
+    )  # PEFT draws initial weights, which it then replaces
     with stock_code(f"load the adapter {folder}", hint), without_deprecations(), seeded:
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
-        fine_tuned: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
+        fine_tuned: PeftModel = peft.PeftModel.from_pretrained(
+            model, str(folder)
+        ).eval()
     return fine_tuned
 
 
@@ -192,7 +221,10 @@ def _check_rope(model: PreTrainedModel, record: Record) -> None:
         base = base_model(model)
         site = find_rotary(base)
         rotary: Any = base.get_submodule(site.path)
-        inv_freq, a = (getattr(rotary, site.attribute(name)) for name in ("inv_freq", "attention_scaling"))
+        inv_freq, a = (
+            getattr(rotary, site.attribute(name))
+            for name in ("inv_freq", "attention_scaling")
+        )
         has, hint = (
             "another RoPE",
             "drop the model argument, or call ropepatch.patch(model, plan) first",

@@ -18,7 +18,9 @@ def check_trainer_section(recipe: Recipe, dtype: str) -> None:
     """Raise `RopepatchError` if transformers has no such arguments, trackers, optimiser or schedule."""
     try:
         arguments = training_arguments(recipe, Path("run"), dtype=dtype, resumed=False)
-        for tracker in integration_utils.get_reporting_integration_callbacks(arguments.report_to):  # type: ignore[no-untyped-call]
+        for tracker in integration_utils.get_reporting_integration_callbacks(
+            arguments.report_to
+        ):  # type: ignore[no-untyped-call]
             tracker()
         Trainer.get_optimizer_cls_and_kwargs(arguments)
         get_scheduler(
@@ -37,7 +39,9 @@ def check_trainer_section(recipe: Recipe, dtype: str) -> None:
         ) from error
 
 
-def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
+def training_arguments(
+    recipe: Recipe, folder: Path, *, dtype: str, resumed: bool
+) -> TrainingArguments:
     """Build the Trainer's arguments of a run in a folder."""
     ours = {
         "output_dir": str(folder),
@@ -55,9 +59,21 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
         "average_tokens_across_devices": True,
         "logging_nan_inf_filter": False,  # `log` raises on a loss that is not finite
     }
-    defaults = {"report_to": "none", "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
-    values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
+    defaults = {
+        "report_to": "none",
+        "logging_steps": 10,
+        "save_steps": 100,
+        "save_total_limit": 2,
+    }
+    values: dict[str, Any] = {
+        **defaults,
+        **recipe.trainer,
+        **ours,
+        **launch_arguments(recipe),
+    }
     arguments = TrainingArguments(**values)
-    if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU instead of nn.DataParallel
+    if (
+        arguments.n_gpu > 1
+    ):  # without torchrun or accelerate: one GPU instead of nn.DataParallel
         arguments._n_gpu = 1
     return arguments

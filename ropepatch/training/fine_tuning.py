@@ -95,8 +95,12 @@ def fine_tune(
     training = records.read(run.out).training
     assert training is not None  # checked by `is_finished`, or written by `_finish`
     check = training.short_context.limited(limit)
-    if run.processes.first and training.short_context.to_dict() != check.to_dict():  # the limit has changed
-        records.amend(run.out, training=training.to_dict() | {"short_context": check.to_dict()})
+    if (
+        run.processes.first and training.short_context.to_dict() != check.to_dict()
+    ):  # the limit has changed
+        records.amend(
+            run.out, training=training.to_dict() | {"short_context": check.to_dict()}
+        )
     return FineTuned(run.out, check)
 
 
@@ -106,7 +110,9 @@ def _finish(run: Run, record: dict[str, Any], supply: Supply, limit: float) -> N
         run.say(note)
     gpus = torch.cuda.device_count()
     if run.processes.count == 1 < gpus:
-        run.say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} ...` takes all")
+        run.say(
+            f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} ...` takes all"
+        )
     begun = run.resumed(record)
     if begun is None:
         run.say(f"precision: {run.precision}")
@@ -134,15 +140,22 @@ def _train(run: Run, supply: Supply, begun: dict[str, Any]) -> None:
     last = run.processes.write_once(lambda: newest(run.folder))
     if last is not None:
         run.say(f"resuming from {last.name}")
-    arguments = training_arguments(recipe, run.folder, dtype=dtype, resumed=last is not None)
+    arguments = training_arguments(
+        recipe, run.folder, dtype=dtype, resumed=last is not None
+    )
     if recipe.quantization:
         loaded: Any = load_in_4_bits(run.source, dtype, run.processes.device)
     else:
         loaded = run.source.load(torch.float32 if dtype == FLOAT32 else None)
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
-        teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.config.original
-        with remap_positions(loaded, teaching, to=run.plan.target, original=original) as mapped:
+        teaching, original = (
+            remapping_of(recipe.distil.remapping),
+            run.plan.source.config.original,
+        )
+        with remap_positions(
+            loaded, teaching, to=run.plan.target, original=original
+        ) as mapped:
             pass  # `Teacher` applies it again
     put(loaded, run.plan)
     if not recipe.packed_by_us:
@@ -152,11 +165,16 @@ def _train(run: Run, supply: Supply, begun: dict[str, Any]) -> None:
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
     with no_progress_bars(), run.progress("training") as advance:
-        per_step, base_loss = supply.tokens // recipe.max_steps, Mean.of(begun["base"]).value
+        per_step, base_loss = (
+            supply.tokens // recipe.max_steps,
+            Mean.of(begun["base"]).value,
+        )
         trainer = LongContextTrainer(
             run=run,
             pieces=supply.pieces,
-            teacher=None if recipe.distil is None else Teacher(model, run.trained, mapped, recipe.distil),
+            teacher=None
+            if recipe.distil is None
+            else Teacher(model, run.trained, mapped, recipe.distil),
             model=model,
             args=arguments,
             train_dataset=supply.batches,
@@ -176,8 +194,12 @@ def _keep(run: Run, trainer: Any) -> None:
         if run.processes.first:
             if run.recipe.lora is None:
                 # The saved config is that of the patched model; `put` needs the RoPE of the base.
-                shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
-            seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
+                shutil.copyfile(
+                    run.source.folder / "config.json", trained / "config.json"
+                )
+            seconds = sum(
+                logged.get(SECONDS, 0.0) for logged in trainer.state.log_history
+            )
             cpu = f"CPU, {torch.get_num_threads()} threads"
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
             write_json(trained / COST, {"seconds": round(seconds, 1), "device": device})
@@ -185,10 +207,20 @@ def _keep(run: Run, trainer: Any) -> None:
             trained.rename(run.folder / TRAINED)
 
 
-def _save(run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any], limit: float) -> None:
+def _save(
+    run: Run,
+    record: dict[str, Any],
+    supply: Supply,
+    begun: dict[str, Any],
+    limit: float,
+) -> None:
     """Merge the trained weights, evaluate them, and save the checkpoint or adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
-    run.say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
+    run.say(
+        "saving, and reloading with stock transformers"
+        if recipe.save == "merged"
+        else "saving"
+    )
     model: Any = merged_model(plan, recipe, run.source, trained)
     dtype = model.dtype
     with run.progress("trained model, short context") as advance:
@@ -210,7 +242,10 @@ def _save(run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any
 
     text = yaml_text(without_paths(as_read(recipe.to_dict())))
     (run.folder / RECIPE).write_text(text, encoding="utf-8")
-    files = {f"{TRAINING}/{HISTORY}": trained / HISTORY, f"{TRAINING}/{RECIPE}": run.folder / RECIPE}
+    files = {
+        f"{TRAINING}/{HISTORY}": trained / HISTORY,
+        f"{TRAINING}/{RECIPE}": run.folder / RECIPE,
+    }
     for file in (run.folder / RUNS).rglob("*"):
         if file.is_file():
             files[f"{TRAINING}/{file.relative_to(run.folder).as_posix()}"] = file
@@ -219,13 +254,20 @@ def _save(run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any
         return
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
-        base = {"base_model_name_or_path": plan.source.name, "revision": plan.source.revision}
+        base = {
+            "base_model_name_or_path": plan.source.name,
+            "revision": plan.source.revision,
+        }
         write_json(folder / ADAPTER, read_json(trained / ADAPTER) | base)
         copy_files(files, folder)
-        records.write(folder, records.Record.of(plan, **extras, **origin_of(run.source)))
+        records.write(
+            folder, records.Record.of(plan, **extras, **origin_of(run.source))
+        )
 
 
-def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
+def merged_model(
+    plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path
+) -> PreTrainedModel:
     """Return the patched model with its adapter merged in float32, in the dtype of the base."""
     model: Any = source.load()
     dtype = model.dtype
@@ -236,7 +278,9 @@ def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) 
         from peft import PeftModel
 
         with without_deprecations():
-            fine_tuned: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
+            fine_tuned: Any = PeftModel.from_pretrained(
+                model.float(), str(trained)
+            ).eval()
         before = probe_logits(fine_tuned, plan.target, plan.source.name)
         model = fine_tuned.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.source.name)

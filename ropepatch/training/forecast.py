@@ -32,7 +32,13 @@ from ropepatch.training.preparation import Prepared, Weights, prepare
 from ropepatch.training.recipe import Recipe
 
 SAVED = 12  # bytes per trained weight in a checkpoint of a run: float32, and two moments of Adam
-GEOMETRY = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
+GEOMETRY = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "max_position_embeddings",
+)
 FOUR_BITS = 0.516  # bytes per weight: NF4 in blocks of 64 with quantised scales (arXiv:2305.14314)
 
 
@@ -50,13 +56,17 @@ class Forecast:
         return {
             "recipe": self.recipe.to_dict(),
             **({} if self.cost is None else self.cost.to_dict()),
-            "obstacles": [{"error": str(error), "hint": error.hint} for error in self.obstacles],
+            "obstacles": [
+                {"error": str(error), "hint": error.hint} for error in self.obstacles
+            ],
             "warnings": list(self.warnings),
         }
 
     def __str__(self) -> str:
         lines = [] if self.cost is None else [f"training: {self.cost}"]
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+        return "\n".join(
+            [*lines, *(f"warning: {warning}" for warning in self.warnings)]
+        )
 
 
 def forecast(
@@ -82,7 +92,9 @@ def forecast(
             device=device,
         )
         if cost.memory * GIB > (available := memory_of(device)) > 0:
-            warnings.append(f"training needs about {cost.memory:.1f} GiB, {device} has {available / GIB:.1f}")
+            warnings.append(
+                f"training needs about {cost.memory:.1f} GiB, {device} has {available / GIB:.1f}"
+            )
     needed, free = _disk_needed(plan, recipe, counted), _disk_free(Path(out))
     if needed > free:
         warnings.append(
@@ -123,7 +135,10 @@ def training_cost(
     # A sequence takes 3 forward passes with an adapter, 1 more with a teacher, or if all weights are trained.
     passes = 3 + (recipe.distil is not None) + (recipe.lora is None)
     text = text_config(config)
-    operations = sum(count * forward_operations(text, counted.all, length) for length, count in rows.items())
+    operations = sum(
+        count * forward_operations(text, counted.all, length)
+        for length, count in rows.items()
+    )
     kind = kind_of(device)
     return Cost(
         steps=recipe.max_steps,
@@ -149,11 +164,16 @@ def training_bytes(
         held: float = counted.all * (4 if size == 4 else 6)
     else:
         is_cast = dtype == FLOAT32 or recipe.quantization is not None
-        held = counted.all * (size if is_cast else stored_dtype(whole).itemsize) + 4 * trained
+        held = (
+            counted.all * (size if is_cast else stored_dtype(whole).itemsize)
+            + 4 * trained
+        )
     if recipe.quantization:
         held -= counted.linear * (size - FOUR_BITS)
     lengths, room = recipe.data.lengths(window)
-    has_wide_stream = recipe.lora is None or recipe.lora.train_embeddings  # embeddings in float32
+    has_wide_stream = (
+        recipe.lora is None or recipe.lora.train_embeddings
+    )  # embeddings in float32
     step = step_bytes(
         config,
         max(room // length * length for length in lengths),
@@ -186,7 +206,9 @@ def other_model(plan: Plan, recipe: Recipe) -> list[str]:
     """Return a warning if the recipe is written for a model of another size."""
     meant = published_config(recipe.model) or {}
     sizes = [(meant.get(key), getattr(plan.config.text, key, None)) for key in GEOMETRY]
-    if Path(plan.source.name).name == Path(recipe.model).name or all(one == other for one, other in sizes):
+    if Path(plan.source.name).name == Path(recipe.model).name or all(
+        one == other for one, other in sizes
+    ):
         return []
     return [
         f"the recipe is for {recipe.model}, this model is {plan.source.name}: its learning rate, lengths "

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ropepatch.model.cost import CHUNK as CHUNK
 
-IGNORED = -100  # the label of a token that is not predicted, as in torch and transformers
+IGNORED = (
+    -100
+)  # the label of a token that is not predicted, as in torch and transformers
 DISTILLED = CHUNK // 4  # a chunk holds logits and distributions of both models
 
 # Maps logits [C, V] of some tokens to the sum of their losses and its gradient; may overwrite the logits.
@@ -62,7 +64,9 @@ class TeacherOutput:
     def logits(self, rows: slice) -> Tensor:
         """Return the logits [C, V] of some of the tokens."""
         hidden = self.hidden[rows]
-        return hidden if self.weight is None else F.linear(hidden, self.weight, self.bias)
+        return (
+            hidden if self.weight is None else F.linear(hidden, self.weight, self.bias)
+        )
 
 
 def linear_distillation(
@@ -98,16 +102,23 @@ def linear_distillation(
         chunk: Tokens whose logits are held at a time, for each model.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
-    teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))
+    teacher = TeacherOutput(
+        *_as_multiplied(teacher.hidden, teacher.weight, teacher.bias)
+    )
     wide = torch.promote_types(hidden.dtype, torch.float32)
     entropy = torch.full(labels.shape, cross_entropy, dtype=wide, device=labels.device)
     kept = (labels != IGNORED).to(wide) * (1 - cross_entropy)
     if answers is not None:
-        entropy, kept = entropy.where(answers == 0, answers.to(wide)), kept.where(answers == 0, 0)
+        entropy, kept = (
+            entropy.where(answers == 0, answers.to(wide)),
+            kept.where(answers == 0, 0),
+        )
     to_labels = _to_labels(labels, entropy)
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        divergence, gradient = _divergence(logits, teacher.logits(rows).to(logits.dtype), temperature, top_k)
+        divergence, gradient = _divergence(
+            logits, teacher.logits(rows).to(logits.dtype), temperature, top_k
+        )
         weights = kept[rows].to(divergence)
         total = divergence.where(weights > 0, 0).mul(weights).sum() * temperature**2
         gradient.mul_(weights[:, None] * temperature)
@@ -119,7 +130,9 @@ def linear_distillation(
     return _summed(hidden, weight, bias, objective, len(labels), chunk)
 
 
-def _divergence(student: Tensor, teacher: Tensor, t: float, top_k: int | None) -> tuple[Tensor, Tensor]:
+def _divergence(
+    student: Tensor, teacher: Tensor, t: float, top_k: int | None
+) -> tuple[Tensor, Tensor]:
     """Compute KL(teacher || student) at temperature t, [C], and its gradient times t, [C, V]."""
     log_p = (teacher if t == 1 else teacher / t).log_softmax(1)
     del teacher
@@ -155,23 +168,36 @@ def _to_labels(labels: Tensor, weights: Tensor | None = None) -> Objective:
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         scored: Tensor = (labels[rows] != IGNORED)[:, None]
-        weight = scored.to(logits) if weights is None else weights[rows, None].to(logits) * scored
+        weight = (
+            scored.to(logits)
+            if weights is None
+            else weights[rows, None].to(logits) * scored
+        )
         targets = labels[rows, None].where(scored, 0)
         of_targets, highest = logits.gather(1, targets), logits.amax(1, keepdim=True)
         mass = logits.sub_(highest).exp_().sum(1, keepdim=True)
         losses = (mass.log() + highest - of_targets).where(scored, 0) * weight
         # The probabilities, less 1 at the target.
-        return losses.sum(), logits.mul_(weight / mass).scatter_add_(1, targets, -weight)
+        return losses.sum(), logits.mul_(weight / mass).scatter_add_(
+            1, targets, -weight
+        )
 
     return objective
 
 
 def _summed(
-    hidden: Tensor, weight: Tensor | None, bias: Tensor | None, objective: Objective, count: int, chunk: int
+    hidden: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    objective: Objective,
+    count: int,
+    chunk: int,
 ) -> Tensor:
     tensors = (hidden, weight, bias)
     # Decided here: within a Function, `requires_grad` is also True under no_grad.
-    needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
+    needed = [
+        torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors
+    ]
     loss: Tensor = _ChunkedLoss.apply(*tensors, objective, count, chunk, needed)  # type: ignore[no-untyped-call]
     return loss
 
@@ -191,12 +217,24 @@ class _ChunkedLoss(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         of_hidden = torch.empty_like(hidden) if needed[0] else None
-        of_weight = torch.zeros_like(weight, dtype=wide) if weight is not None and needed[1] else None
-        of_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
+        of_weight = (
+            torch.zeros_like(weight, dtype=wide)
+            if weight is not None and needed[1]
+            else None
+        )
+        of_bias = (
+            torch.zeros_like(bias, dtype=wide)
+            if bias is not None and needed[2]
+            else None
+        )
 
         def add(rows: slice) -> None:
             """Add one chunk; its logits are freed on return."""
-            logits = hidden[rows].clone() if weight is None else F.linear(hidden[rows], weight, bias)
+            logits = (
+                hidden[rows].clone()
+                if weight is None
+                else F.linear(hidden[rows], weight, bias)
+            )
             loss, slope = objective(logits.to(wide), rows)
             total.add_(loss)
             if not any(needed):
@@ -216,7 +254,9 @@ class _ChunkedLoss(torch.autograd.Function):
         for start in range(0, count, chunk):
             add(slice(start, start + chunk))
         sums = (of_weight, weight), (of_bias, bias)
-        rounded = [None if of is None or x is None else of.to(x.dtype) for of, x in sums]
+        rounded = [
+            None if of is None or x is None else of.to(x.dtype) for of, x in sums
+        ]
         ctx.save_for_backward(of_hidden, *rounded)
         return total
 
@@ -224,5 +264,8 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         # A Python number: on a GPU a tensor of one would be rounded to 16 bits before the product.
         scale = upstream[0].item()
-        gradients = (None if gradient is None else gradient * scale for gradient in ctx.saved_tensors)
+        gradients = (
+            None if gradient is None else gradient * scale
+            for gradient in ctx.saved_tensors
+        )
         return (*gradients, None, None, None, None)

@@ -47,7 +47,9 @@ def causal_lm_loss(
         distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
     """
     labels = of_next(batch["labels"], IGNORED)
-    count = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
+    count = (
+        (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
+    )
     given = {name: value for name, value in batch.items() if name not in NO_INPUT}
     inputs = {"use_cache": False} | given
 
@@ -67,12 +69,16 @@ def causal_lm_loss(
         targets = labels.flatten().to(hidden.device)
         score = distilled or linear_cross_entropy
         loss = score(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
-        exact.append(mean(loss))  # divided here: rounding of the output does not change a gradient of 1
+        exact.append(
+            mean(loss)
+        )  # divided here: rounding of the output does not change a gradient of 1
         return exact[-1]
 
     with shadowed(head, loss_of):
         loss: Tensor = model(**inputs).logits.float()
-    return loss + (exact[0] - loss).detach()  # FSDP2 with accelerate's policy rounds the output to 16 bits
+    return (
+        loss + (exact[0] - loss).detach()
+    )  # FSDP2 with accelerate's policy rounds the output to 16 bits
 
 
 def of_next(values: Tensor, last: float) -> Tensor:
@@ -92,7 +98,9 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with in_eval_mode(model), torch.no_grad():
         head = find_linear_head(model, base, inputs)
-        losses = [causal_lm_loss(model, batch, head=layer).item() for layer in (head, None)]
+        losses = [
+            causal_lm_loss(model, batch, head=layer).item() for layer in (head, None)
+        ]
     torch.clear_autocast_cache()  # it holds weights that were cast without gradients
     if head is not None and math.isclose(*losses, rel_tol=AGREEMENT):
         return head
@@ -100,7 +108,11 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
         "%s: its logits are not those of one linear layer, so all are made at once: about %.1f GiB for each "
         "4096 tokens of a batch",
         type(base).__name__,
-        4096 * vocabulary * 4 * 4 / 2**30,  # logits, log-softmax and the gradients of both, in float32
+        4096
+        * vocabulary
+        * 4
+        * 4
+        / 2**30,  # logits, log-softmax and the gradients of both, in float32
     )
     return None
 

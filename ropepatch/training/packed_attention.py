@@ -19,7 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ropepatch.attention.interchange import OTHER_SCORES, attending_by, uninterchangeable
+from ropepatch.attention.interchange import (
+    OTHER_SCORES,
+    attending_by,
+    uninterchangeable,
+)
 from ropepatch.attention.plain import causal
 from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import base_model
@@ -47,7 +51,11 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
 
 
 def _no_mask(
-    *, attention_mask: Tensor | None = None, local_size: int | None = None, device: Any = None, **_: Any
+    *,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    device: Any = None,
+    **_: Any,
 ) -> Tensor:
     """Return a mask [1, 1, 0, window], on which stock attention fails instead of crossing segments."""
     if attention_mask is not None:
@@ -76,7 +84,9 @@ def _attention(
         raise _misuse(f"{changed[0]} from {type(module).__name__}")
     edges, (rows, _, tokens, _) = cu_seq_lens_q.tolist(), query.shape
     if rows > 1 or key.shape[2] != tokens or edges != sorted({0, *edges[1:-1], tokens}):
-        raise _misuse(f"segments {short(edges)} for {rows} x {tokens} queries and {key.shape[2]} keys")
+        raise _misuse(
+            f"segments {short(edges)} for {rows} x {tokens} queries and {key.shape[2]} keys"
+        )
     lengths = [end - start for start, end in pairwise(edges)]
     attend = partial(
         causal,
@@ -87,7 +97,9 @@ def _attention(
     )
     tensors = (query, key, value)
     if len(set(lengths)) == 1:
-        stacked = [torch.unflatten(x[0], 1, (-1, lengths[0])).transpose(0, 1) for x in tensors]
+        stacked = [
+            torch.unflatten(x[0], 1, (-1, lengths[0])).transpose(0, 1) for x in tensors
+        ]
         return attend(*stacked).flatten(0, 1)[None], None
     split = [torch.split(x, lengths, dim=2) for x in tensors]
     return torch.cat([attend(*one) for one in zip(*split, strict=True)], 1), None

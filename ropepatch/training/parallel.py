@@ -26,13 +26,16 @@ NEEDS_ALL_WEIGHTS = {
 class Sharing:
     """Settings of accelerate's launcher in the environment of this process."""
 
-    engine: str | None = None  # the engine that splits the weights: `FSDP` or `DEEPSPEED`
+    # The engine that splits the weights: `FSDP` or `DEEPSPEED`
+    engine: str | None = None
 
     @classmethod
     def of_environment(cls) -> Sharing:
         """Read the environment of this process."""
         engines = [
-            name for name in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"
+            name
+            for name in ("FSDP", "DEEPSPEED")
+            if os.environ.get(f"ACCELERATE_USE_{name}") == "true"
         ]
         return cls(engines[0] if engines else None)
 
@@ -52,7 +55,9 @@ class Sharing:
                     hint=f"DDP takes them: {place}/ddp.yaml; or leave {section} out",
                 )
         if self.engine == "DEEPSPEED" and find_spec("deepspeed") is None:
-            raise RopepatchError("DeepSpeed is not installed", hint="pip install deepspeed")
+            raise RopepatchError(
+                "DeepSpeed is not installed", hint="pip install deepspeed"
+            )
 
     @contextmanager
     def announced(self, recipe: Recipe) -> Iterator[None]:

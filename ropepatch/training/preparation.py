@@ -35,15 +35,26 @@ class Weights:
     def of(cls, model: Any, recipe: Recipe) -> Weights:
         """Count after adding the adapter of the recipe to a model, which may be on the meta device."""
         counted = cls.before(model)
-        with torch.random.fork_rng(devices=[]):  # PEFT initialises the adapter at random
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # PEFT initialises the adapter at random
             trained = list(trainable(model, recipe.lora).parameters())
-        return replace(counted, trained=sum(weights.numel() for weights in trained if weights.requires_grad))
+        return replace(
+            counted,
+            trained=sum(
+                weights.numel() for weights in trained if weights.requires_grad
+            ),
+        )
 
     @classmethod
     def before(cls, model: Any) -> Weights:
         """Count the weights of a model without an adapter."""
         head = model.get_output_embeddings()
-        linear = [part for part in model.modules() if isinstance(part, nn.Linear) and part is not head]
+        linear = [
+            part
+            for part in model.modules()
+            if isinstance(part, nn.Linear) and part is not head
+        ]
         total = sum(weights.numel() for weights in model.parameters())
         return cls(total, sum(part.weight.numel() for part in linear), None)
 
@@ -109,7 +120,8 @@ def check_trainable(plan: Plan, recipe: Recipe, model: Any) -> None:
         )
     if plan.config.is_quantised:
         raise RopepatchError(
-            f"the weights of {plan.source.name} are quantised", hint="train the checkpoint it was made from"
+            f"the weights of {plan.source.name} are quantised",
+            hint="train the checkpoint it was made from",
         )
 
     window = plan.config.rope.original_max_position_embeddings
@@ -129,14 +141,19 @@ def _check_attention(recipe: Recipe, model: Any) -> None:
         with packed_attention(model):
             pass
     else:
-        with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
+        with stock_code(
+            f"use {recipe.attention}", "attention: sdpa needs no further package"
+        ):
             model.set_attn_implementation(recipe.attention)
 
 
 def _missing_packages(recipe: Recipe) -> Iterator[RopepatchError]:
     if recipe.quantization and not torch.cuda.is_available():
         yield RopepatchError(
-            "quantization: 4bit needs a CUDA GPU, and none was found", hint="drop quantization"
+            "quantization: 4bit needs a CUDA GPU, and none was found",
+            hint="drop quantization",
         )
     if recipe.quantization and find_spec("bitsandbytes") is None:
-        yield RopepatchError("quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes")
+        yield RopepatchError(
+            "quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes"
+        )

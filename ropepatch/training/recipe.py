@@ -62,7 +62,9 @@ class Generated(Settings):
 
 
 def _kind_of_source(content: Any) -> str:
-    is_generated = isinstance(content, Generated) or (isinstance(content, dict) and "generated" in content)
+    is_generated = isinstance(content, Generated) or (
+        isinstance(content, dict) and "generated" in content
+    )
     return "Generated" if is_generated else "Texts"
 
 
@@ -71,9 +73,13 @@ def _some(content: Any) -> Any:
 
 
 RowSource = Annotated[
-    Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")], Discriminator(_kind_of_source)
+    Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")],
+    Discriminator(_kind_of_source),
 ]
-Windows = Annotated[Several[Length], BeforeValidator(_some, json_schema_input_type=Length | Several[Length])]
+Windows = Annotated[
+    Several[Length],
+    BeforeValidator(_some, json_schema_input_type=Length | Several[Length]),
+]
 Modules = Several[Text] | Literal["all-linear"]
 
 
@@ -184,7 +190,8 @@ class Distil(Settings):
     remapping: Annotated[
         str | dict[str, Any],
         BeforeValidator(
-            _written_remapping, json_schema_input_type=Annotated[str, named_in(REMAPPINGS)] | NamedMethod
+            _written_remapping,
+            json_schema_input_type=Annotated[str, named_in(REMAPPINGS)] | NamedMethod,
         ),
     ] = "rerope"
     temperature: Amount = 2.0
@@ -224,14 +231,48 @@ class Watch(Settings):
 # ropepatch or the launcher sets the others.
 PASSED_ON = (
     *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args", "optim_target_modules"),
-    *("neftune_noise_alpha", "tf32", "full_determinism", "accelerator_config", "torch_empty_cache_steps"),
+    *(
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "optim",
+        "optim_args",
+        "optim_target_modules",
+    ),
+    *(
+        "neftune_noise_alpha",
+        "tf32",
+        "full_determinism",
+        "accelerator_config",
+        "torch_empty_cache_steps",
+    ),
     *("torch_compile", "torch_compile_backend", "torch_compile_mode"),
     *("logging_steps", "logging_first_step", "logging_strategy", "log_level"),
-    *("save_steps", "save_on_each_node", "report_to", "run_name", "project", "trackio_space_id"),
-    *("include_num_input_tokens_seen", "dataloader_num_workers", "dataloader_prefetch_factor"),
-    *("dataloader_pin_memory", "dataloader_persistent_workers", "ddp_backend", "ddp_timeout"),
-    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
+    *(
+        "save_steps",
+        "save_on_each_node",
+        "report_to",
+        "run_name",
+        "project",
+        "trackio_space_id",
+    ),
+    *(
+        "include_num_input_tokens_seen",
+        "dataloader_num_workers",
+        "dataloader_prefetch_factor",
+    ),
+    *(
+        "dataloader_pin_memory",
+        "dataloader_persistent_workers",
+        "ddp_backend",
+        "ddp_timeout",
+    ),
+    *(
+        "ddp_find_unused_parameters",
+        "ddp_bucket_cap_mb",
+        "ddp_broadcast_buffers",
+        "ddp_static_graph",
+    ),
 )
 
 
@@ -257,14 +298,19 @@ class TrainerArguments(TypedDict, total=False):
 def check_trainer(arguments: Mapping[str, Any]) -> None:
     """Raise `RopepatchError` for a key that a recipe cannot set, or a value of another type."""
     types = get_type_hints(TrainingArguments)
-    known = [*TrainerArguments.__annotations__, *(key for key in PASSED_ON if key in types)]
+    known = [
+        *TrainerArguments.__annotations__,
+        *(key for key in PASSED_ON if key in types),
+    ]
     refuse_unknown(arguments, known, "trainer key")
     for key, value in arguments.items():
         try:
             TypeAdapter(types[key]).validate_python(value, strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
-            raise RopepatchError(f"trainer.{key}: {reason}, got {shown(value)}") from error
+            raise RopepatchError(
+                f"trainer.{key}: {reason}, got {shown(value)}"
+            ) from error
 
 
 def _method(content: Any) -> Method:
@@ -300,13 +346,15 @@ class Recipe(Settings):
 
     model: Text
     to: Length
-    method: Annotated[Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling)] = Field(
-        default_factory=lambda: Method(name="yarn")
-    )
+    method: Annotated[
+        Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling)
+    ] = Field(default_factory=lambda: Method(name="yarn"))
     data: Data
     positions: Positions
     lora: Lora | None
-    trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
+    trainer: Annotated[
+        TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)
+    ]
     distil: Distil | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
@@ -318,7 +366,9 @@ class Recipe(Settings):
     def check(self) -> None:
         """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""
         if self.lora is None and self.save == "adapter":
-            raise RopepatchError("save: adapter, but all weights are trained (lora is null)")
+            raise RopepatchError(
+                "save: adapter, but all weights are trained (lora is null)"
+            )
         if self.lora is None and self.distil is not None:
             raise RopepatchError(
                 "distil needs a LoRA adapter: with lora: null the teacher's weights would be trained",
@@ -330,7 +380,9 @@ class Recipe(Settings):
                 hint="set lora, or drop quantization",
             )
         names = self.data.generated
-        before_questions = [before for before, name in pairwise(["", *names]) if name == QUESTIONS]
+        before_questions = [
+            before for before, name in pairwise(["", *names]) if name == QUESTIONS
+        ]
         if set(before_questions) - {None, SELF}:
             raise RopepatchError(
                 "generated: questions must follow a text in data.sources",
@@ -341,7 +393,11 @@ class Recipe(Settings):
                 "generated: questions needs distil",
                 hint="add distil: {}, or drop this source",
             )
-        if {*names} == {SELF} and self.data.boundaries and self.positions.name == "true-length":
+        if (
+            {*names} == {SELF}
+            and self.data.boundaries
+            and self.positions.name == "true-length"
+        ):
             raise RopepatchError(
                 "documents of generated: self end within the original context length; kept apart and at true "
                 "positions they train nothing beyond it",
@@ -350,10 +406,14 @@ class Recipe(Settings):
         check_trainer(self.trainer)
         if self.trainer.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
             raise RopepatchError(
-                "trainer.lr_scheduler_type must not depend on an evaluation", hint="use e.g. cosine"
+                "trainer.lr_scheduler_type must not depend on an evaluation",
+                hint="use e.g. cosine",
             )
         if self.trainer.get("bf16") and self.trainer.get("fp16"):
-            raise RopepatchError("trainer.bf16 and trainer.fp16 cannot both be set", hint="drop one of them")
+            raise RopepatchError(
+                "trainer.bf16 and trainer.fp16 cannot both be set",
+                hint="drop one of them",
+            )
 
     @property
     def packed_by_us(self) -> bool:
@@ -386,7 +446,9 @@ class Recipe(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON-ready data."""
-        return self.model_dump() | {"method": {"name": self.method.name} | self.method.parameters}
+        return self.model_dump() | {
+            "method": {"name": self.method.name} | self.method.parameters
+        }
 
 
 def read_recipe(name: str) -> Recipe:

@@ -27,7 +27,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
 
-AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in total and per piece
+AROUND, PIECE = (
+    2**20,
+    2**12,
+)  # tokens of the text around questions, in total and per piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +64,19 @@ class TokenRows:
     `digest` identifies the content; `size` is the number of tokens per epoch, None if they never repeat.
     """
 
-    def __init__(self, store: TokenStore, begin: int, seed: int, first: int | None = None) -> None:
+    def __init__(
+        self, store: TokenStore, begin: int, seed: int, first: int | None = None
+    ) -> None:
         self.name = store.name
-        self.digest = hashlib.sha256(repr((store.digest, begin, seed, first)).encode()).hexdigest()
+        self.digest = hashlib.sha256(
+            repr((store.digest, begin, seed, first)).encode()
+        ).hexdigest()
         self._first = first
         self.size: int | None = max(len(store) - begin, 0)
         self._store, self._begin, self._seed = store, begin, seed
-        self._orders: dict[int, tuple[int, Tensor]] = {}  # epoch and its order, by window
+        self._orders: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # epoch and its order, by window
 
     def row(self, index: int, window: int) -> Row:
         """Return the row with a number from 0, of W = ``window`` tokens."""
@@ -75,7 +84,11 @@ class TokenRows:
         stored, lengths = self._store.piece(begin, begin + window)
         ids = begun(stored, self._first)
         if ids is not stored:
-            kept = (1 + lengths[0], *lengths[1:-1], lengths[-1] - 1) if len(lengths) > 1 else lengths
+            kept = (
+                (1 + lengths[0], *lengths[1:-1], lengths[-1] - 1)
+                if len(lengths) > 1
+                else lengths
+            )
             lengths = tuple(length for length in kept if length)
         labels = ids.clone()
         labels[[0, *accumulate(lengths[:-1])]] = IGNORED
@@ -95,7 +108,9 @@ class TokenRows:
 
     def _order(self, window: int, windows: int, epoch: int) -> Tensor:
         if self._orders.get(window, (None,))[0] != epoch:
-            generator = torch.Generator().manual_seed(seed_of(self._seed, window, epoch))
+            generator = torch.Generator().manual_seed(
+                seed_of(self._seed, window, epoch)
+            )
             self._orders[window] = (epoch, torch.randperm(windows, generator=generator))
         return self._orders[window][1]
 
@@ -103,12 +118,20 @@ class TokenRows:
 class GeneratedRows:
     """Rows of a material of the bundled checkpoint, one document each, without repetition."""
 
-    def __init__(self, material: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(
+        self, material: str, tokenizer: PreTrainedTokenizerBase, seed: int
+    ) -> None:
         refuse_unknown([material], MATERIALS, "material")
         self.name = f"generated {material}"
-        self.digest = hashlib.sha256(repr((material, tokenizer_digest(tokenizer), seed)).encode()).hexdigest()
+        self.digest = hashlib.sha256(
+            repr((material, tokenizer_digest(tokenizer), seed)).encode()
+        ).hexdigest()
         self.size: int | None = None
-        self._material, self._narrator, self._seed = material, _narrator(tokenizer), seed
+        self._material, self._narrator, self._seed = (
+            material,
+            _narrator(tokenizer),
+            seed,
+        )
 
     def row(self, index: int, window: int) -> Row:
         """As `TokenRows.row`; raises `RopepatchError` if the material needs more tokens."""
@@ -131,10 +154,14 @@ class QuestionRows:
         seed: int,
     ) -> None:
         self.name = f"questions ({', '.join(kinds)})"
-        self.digest = hashlib.sha256(repr((store.digest, begin, [*kinds], seed)).encode()).hexdigest()
+        self.digest = hashlib.sha256(
+            repr((store.digest, begin, [*kinds], seed)).encode()
+        ).hexdigest()
         self.size: int | None = None
         pieces = torch.split(store.ids(begin, min(begin + AROUND, len(store))), PIECE)
-        texts = [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces]
+        texts = [
+            str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces
+        ]
         self._questions = Questions(tokenizer, texts, kinds, seed)
 
     def row(self, index: int, window: int) -> Row:
@@ -188,7 +215,9 @@ class Schedule:
     indices: Tensor  # the number of earlier rows with the same source and window
 
     @classmethod
-    def of(cls, data: Data, *, trained: int, steps: int, per_step: int, seed: int) -> Schedule:
+    def of(
+        cls, data: Data, *, trained: int, steps: int, per_step: int, seed: int
+    ) -> Schedule:
         """Make the schedule of ``steps`` optimiser steps of ``per_step`` batches each.
 
         The steps cycle through the windows; all batches of a step have the same window.
@@ -198,9 +227,14 @@ class Schedule:
         window_of = torch.tensor(lengths)[steps_of % len(lengths)]
         rows = room // window_of
         windows = window_of.repeat_interleave(rows)
-        shares = torch.tensor([source.weight for source in data.sources], dtype=torch.float64)
+        shares = torch.tensor(
+            [source.weight for source in data.sources], dtype=torch.float64
+        )
         generator = torch.Generator().manual_seed(seed_of(seed, "sources"))
-        drawn = torch.rand(len(windows), generator=generator, dtype=torch.float64) * shares.sum()
+        drawn = (
+            torch.rand(len(windows), generator=generator, dtype=torch.float64)
+            * shares.sum()
+        )
         sources = torch.bucketize(drawn, shares.cumsum(0)[:-1], right=True)
         indices = torch.empty_like(windows)
         for source in range(len(shares)):
@@ -238,13 +272,27 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         target: int,
         seed: int,
     ) -> None:
-        self.schedule, self._streams, self._positions = schedule, list(streams), positions
+        self.schedule, self._streams, self._positions = (
+            schedule,
+            list(streams),
+            positions,
+        )
         self._boundaries, self._target, self._seed = boundaries, target, seed
         check_rows(streams, self.schedule.windows.tolist())
         sampling = positions.model_dump(mode="json")
-        decisive = (boundaries, sampling, target, seed, [stream.digest for stream in streams])
+        decisive = (
+            boundaries,
+            sampling,
+            target,
+            seed,
+            [stream.digest for stream in streams],
+        )
         hashed = hashlib.sha256(repr(decisive).encode())
-        for values in (self.schedule.begins, self.schedule.windows, self.schedule.sources):
+        for values in (
+            self.schedule.begins,
+            self.schedule.windows,
+            self.schedule.sources,
+        ):
             hashed.update(values.numpy().tobytes())
         self.digest = hashed.hexdigest()
 
@@ -258,7 +306,11 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         """A line on the tokens and epochs of each source."""
         return [
             f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
-            + ("" if stream.size is None else f", {self.times(number):.1f} times what it has")
+            + (
+                ""
+                if stream.size is None
+                else f", {self.times(number):.1f} times what it has"
+            )
             for number, stream in enumerate(self._streams)
         ]
 
@@ -273,10 +325,15 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         positions = []
         for number, row in enumerate(rows):
             draw = random.Random(seed_of(self._seed, "positions", item, number))
-            positions.append(row_positions(self._positions, row.lengths, self._target, draw))
+            positions.append(
+                row_positions(self._positions, row.lengths, self._target, draw)
+            )
         known: dict[str, Tensor] = {}
         if any(isinstance(stream, QuestionRows) for stream in self._streams):
-            answers = (torch.zeros(len(row.ids)) if row.answers is None else row.answers for row in rows)
+            answers = (
+                torch.zeros(len(row.ids)) if row.answers is None else row.answers
+                for row in rows
+            )
             known = {"answers": torch.cat([*answers])[None]}
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)

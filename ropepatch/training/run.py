@@ -19,7 +19,14 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_outside
-from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
+from ropepatch.files import (
+    absent,
+    check_resumed,
+    read_json,
+    remove,
+    whole_file,
+    write_json,
+)
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
@@ -40,7 +47,11 @@ NOT_DECISIVE: dict[str, Any] = {
         *("report_to", "run_name", "project", "trackio_space_id", "log_level"),
         *("logging_steps", "logging_first_step", "logging_strategy"),
         *("save_steps", "save_total_limit", "save_on_each_node", "ddp_timeout"),
-        *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
+        *(
+            "dataloader_num_workers",
+            "dataloader_prefetch_factor",
+            "dataloader_pin_memory",
+        ),
         "dataloader_persistent_workers",
     },
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
@@ -86,7 +97,18 @@ class Run:
         check_outside(source, folder)
         sharing, precision = prepared.sharing, prepared.precision
         tokenizer, processes = source.tokenizer, join()
-        run = cls(plan, recipe, source, folder, sharing, precision, processes, tokenizer, say, progress)
+        run = cls(
+            plan,
+            recipe,
+            source,
+            folder,
+            sharing,
+            precision,
+            processes,
+            tokenizer,
+            say,
+            progress,
+        )
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is not a folder, but the run needs a folder there",
@@ -116,7 +138,10 @@ class Run:
         plan = self.plan.to_dict()
         return {
             "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
-            "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
+            "method": {
+                key: plan[key]
+                for key in ("method", "factor", "parameters", "target", "inv_freq")
+            },
             "weights": self.source.fingerprint,
             "config": seed_of(json.dumps(self.plan.config.raw, sort_keys=True)),
             "text": text,
@@ -136,7 +161,9 @@ class Run:
     def remove_rest(self) -> None:
         """Remove the folder of a run that was interrupted after it had finished."""
         left = self.processes.first and self.folder.is_dir()
-        if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
+        if left and (
+            (self.folder / RECORD).is_file() or not any(self.folder.iterdir())
+        ):
             self.remove()
 
     def remove(self) -> None:
@@ -175,13 +202,24 @@ class Run:
         if file.exists():
             earlier = read_json(file)
             hint = f"choose another {argument('out')}, or remove that folder to start again"
-            decided = {key: earlier[key] for key in earlier if key not in ("base", "precision")}  # measured
-            check_resumed(f"{self.folder} belongs to another run", decided, record, hint=hint)
+            decided = {
+                key: earlier[key] for key in earlier if key not in ("base", "precision")
+            }  # measured
+            check_resumed(
+                f"{self.folder} belongs to another run", decided, record, hint=hint
+            )
             return earlier
-        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
-        if any(not name.startswith(".") for name in names):  # hidden: the lock, a partial record
+        names = (
+            [path.name for path in self.folder.iterdir()]
+            if self.folder.exists()
+            else []
+        )
+        if any(
+            not name.startswith(".") for name in names
+        ):  # hidden: the lock, a partial record
             raise RopepatchError(
-                f"{self.folder} exists and is not a run", hint=f"choose another {argument('out')}"
+                f"{self.folder} exists and is not a run",
+                hint=f"choose another {argument('out')}",
             )
         return None
 
@@ -189,12 +227,17 @@ class Run:
         """Record the settings that decide the weights, the precision, and the losses of the base model."""
 
         def write() -> dict[str, Any]:
-            begun = record | {"base": base.clusters, "precision": self.precision.to_dict()}
+            begun = record | {
+                "base": base.clusters,
+                "precision": self.precision.to_dict(),
+            }
             with whole_file(self.folder / RECORD) as partial:
                 write_json(partial, begun)
             return begun
 
-        return self.processes.write_once(write)  # measurements may differ between processes
+        return self.processes.write_once(
+            write
+        )  # measurements may differ between processes
 
 
 def digest_of(record: dict[str, Any]) -> str:

@@ -13,7 +13,11 @@ NAME = re.compile(r"checkpoint-(\d+)")
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the complete checkpoints of a run, the newest last."""
-    named = [(int(match[1]), folder) for folder in run.glob("*") if (match := NAME.fullmatch(folder.name))]
+    named = [
+        (int(match[1]), folder)
+        for folder in run.glob("*")
+        if (match := NAME.fullmatch(folder.name))
+    ]
     return [folder for _, folder in sorted(named)]
 
 

@@ -24,7 +24,9 @@ MOST_HOURS = 1.0
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 
 
-def sized(recipe: Recipe, source: Checkpoint | InMemory, target: int) -> tuple[Recipe, str]:
+def sized(
+    recipe: Recipe, source: Checkpoint | InMemory, target: int
+) -> tuple[Recipe, str]:
     """Set the training sequences of a recipe as long as the device allows, and its learning rate.
 
     The device must have the memory and finish in about an hour. The lengths tried are the target, then 4 and
@@ -46,14 +48,24 @@ def sized(recipe: Recipe, source: Checkpoint | InMemory, target: int) -> tuple[R
         reason = f": the base model does not support position remapping ({error})"
     else:
         counted = Weights.of(model, recipe)
-        for length in [target, *(times * trained for times in BETWEEN if times * trained < target)]:
+        for length in [
+            target,
+            *(times * trained for times in BETWEEN if times * trained < target),
+        ]:
             longer = _longer(recipe, length, target, trained, distances)
             for recomputed in (False, True):
                 tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
                 too_long = _too_long(tried, config, counted, target)
                 if too_long is None:
-                    rows = " (the target length)" if length == target else " at skipped positions"
-                    return tried, f"training on sequences of {length:,} tokens{rows}{reason}"
+                    rows = (
+                        " (the target length)"
+                        if length == target
+                        else " at skipped positions"
+                    )
+                    return (
+                        tried,
+                        f"training on sequences of {length:,} tokens{rows}{reason}",
+                    )
             reason = reason or f": {length:,} tokens {too_long}"
     length = min(trained, relative_length(recipe.data.tokens_per_batch, trained))
     data = recipe.data.model_copy(update={"windows": (length,)})
@@ -73,7 +85,9 @@ def _of_model(recipe: Recipe, name: str, hidden_size: int) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: dict[str, Any]) -> Recipe:
+def _longer(
+    recipe: Recipe, length: int, target: int, trained: int, distances: dict[str, Any]
+) -> Recipe:
     """Set training sequences beyond the original length, also of shorter documents."""
     room = max(length, relative_length(recipe.data.tokens_per_batch, trained))
     windows = {"windows": (length,), "tokens_per_batch": room, "boundaries": False}
@@ -85,7 +99,9 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
     return recipe.model_copy(update=changes)
 
 
-def _too_long(recipe: Recipe, config: Config, counted: Weights, target: int) -> str | None:
+def _too_long(
+    recipe: Recipe, config: Config, counted: Weights, target: int
+) -> str | None:
     """Say why the sequences of a recipe are too long for the device; None if they are not."""
     device = best_device()
     cost = training_cost(

@@ -59,7 +59,9 @@ def self_written(
         return placed(checkpoint.load())
 
     def shard() -> list[Tensor]:
-        draws = torch.Generator(model().device).manual_seed(seed_of(seed, "self", done // length))
+        draws = torch.Generator(model().device).manual_seed(
+            seed_of(seed, "self", done // length)
+        )
         rows = side_by_side(model(), length, tokens - done)
         report = partial(_report, advance, rows, done, tokens)
         return generated(model(), tokenizer, length, draws, rows, report)
@@ -88,7 +90,9 @@ def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
         return max(1, SHARD // length)
     config = text_config(model.config)
     cached = cache_bytes(config, length, model.dtype.itemsize) or 0
-    room: int = int(CACHED * memory_of(model.device)) // (cached + 4 * 4 * config.vocab_size)
+    room: int = int(CACHED * memory_of(model.device)) // (
+        cached + 4 * 4 * config.vocab_size
+    )
     return max(1, min(room, -(-tokens // length)))
 
 
@@ -97,8 +101,15 @@ class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def __init__(self, layer: Any, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
-        self._buffers = [x.new_empty(*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values)]
+        self.dtype, self.device, self.is_initialized = (
+            layer.keys.dtype,
+            layer.keys.device,
+            True,
+        )
+        self._buffers = [
+            x.new_empty(*x.shape[:2], length, x.shape[3])
+            for x in (layer.keys, layer.values)
+        ]
         self.keys, self.values = (buffer[:, :, :0] for buffer in self._buffers)
         self.update(layer.keys, layer.values)
 

@@ -35,7 +35,9 @@ from ropepatch.training.rows import (
 from ropepatch.training.run import Run
 from ropepatch.training.self_written import self_written
 
-ASKED = 1 / 8  # tokens of prompts that the model is asked on, per training token, each of which costs four
+ASKED = (
+    1 / 8
+)  # tokens of prompts that the model is asked on, per training token, each of which costs four
 SELF_READ = 3  # times that a training reads self-generated text; as good as once (eval/studies/distil)
 
 
@@ -43,7 +45,9 @@ SELF_READ = 3  # times that a training reads self-generated text; as good as onc
 class HeldOut:
     """The pieces of text for evaluation during training."""
 
-    source: int | None  # its number in the recipe; None for `watch.text`, or for the stories of tiny
+    source: (
+        int | None
+    )  # its number in the recipe; None for `watch.text`, or for the stories of tiny
     length: int  # tokens of a piece
     count: int
 
@@ -56,7 +60,9 @@ def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
     for number, source in enumerate(recipe.data.sources):
         if isinstance(source, Texts):
             return HeldOut(number, length, count)
-        if source.generated == SELF:  # joined, documents that end at L would contradict each other
+        if (
+            source.generated == SELF
+        ):  # joined, documents that end at L would contradict each other
             return HeldOut(number, trained, count * length // trained)
     return HeldOut(None, length, count)
 
@@ -133,12 +139,22 @@ class RecipeReader:
         run, seed = self.run, self.run.recipe.seed
         weights, splits = run.source.fingerprint, tokenizer_digest(run.tokenizer)
         asked = run.trained, self.most_read, seed, version("ropepatch"), fastest().dtype
-        file = self.cache / f"{key_of(('kinds', weights, splits, *asked))[:24]}-kinds.json"
+        file = (
+            self.cache / f"{key_of(('kinds', weights, splits, *asked))[:24]}-kinds.json"
+        )
         if file.is_file():
             return [str(kind) for kind in read_json(file)["kinds"]]
-        run.say("measuring which kinds of questions the base model answers within its original context")
-        limits: dict[str, Any] = {"seed": seed, "most": self.most_read, "progress": run.progress}
-        kinds = answerable(placed(run.source.load()), run.tokenizer, run.trained, **limits)
+        run.say(
+            "measuring which kinds of questions the base model answers within its original context"
+        )
+        limits: dict[str, Any] = {
+            "seed": seed,
+            "most": self.most_read,
+            "progress": run.progress,
+        }
+        kinds = answerable(
+            placed(run.source.load()), run.tokenizer, run.trained, **limits
+        )
         self.cache.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:
             write_json(partial, {"kinds": kinds})
@@ -160,7 +176,10 @@ class RecipeReader:
         """
         run, watch, notes = self.run, self.run.recipe.watch, list[str]()
         tokenizer, first = run.tokenizer, run.first_token
-        held, pieces = held_out_of(run.recipe, run.trained, run.plan.target), list[Tensor]()
+        held, pieces = (
+            held_out_of(run.recipe, run.trained, run.plan.target),
+            list[Tensor](),
+        )
         if watch.text is not None and not (at_once and local_files(watch.text) is None):
             text = Texts(text=watch.text, field=watch.field, split=watch.split)
             store = self._tokenised(text, held.count * held.length)
@@ -169,7 +188,10 @@ class RecipeReader:
         streams: list[Stream] = []
         read: tuple[TokenStore, int] | None = None
         for number, source in enumerate(run.recipe.data.sources):
-            seed, generated = seed_of(run.recipe.seed, "source", number), getattr(source, "generated", None)
+            seed, generated = (
+                seed_of(run.recipe.seed, "source", number),
+                getattr(source, "generated", None),
+            )
             if at_once and not is_at_hand(source):
                 continue
             if generated == QUESTIONS and read and self.taught:  # in the text before
@@ -178,7 +200,9 @@ class RecipeReader:
                 continue
             if generated == QUESTIONS and read:
                 streams.append(TokenRows(*read, seed, first))
-                notes.append("no training questions: the base model answers none within its original context")
+                notes.append(
+                    "no training questions: the base model answers none within its original context"
+                )
                 continue
             if generated not in (None, SELF):
                 streams.append(GeneratedRows(generated, tokenizer, seed))
@@ -215,7 +239,11 @@ class RecipeReader:
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
         vocabulary = self.run.plan.config.text.vocab_size
-        limits = {"trained": self.run.trained, "vocabulary": vocabulary, "tokens": tokens}
+        limits = {
+            "trained": self.run.trained,
+            "vocabulary": vocabulary,
+            "tokens": tokens,
+        }
         return tokenised(text, self.run.tokenizer, **limits, cache=self.cache)
 
 

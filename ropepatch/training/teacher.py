@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from ropepatch.attention import Remapped
 from ropepatch.model.head import evaluating, shadowed
-from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
+from ropepatch.model.rotary import (
+    RotarySubstitute,
+    base_model,
+    find_substitute,
+    rotating_by,
+)
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
 from ropepatch.training.loss import NO_INPUT, linear_head, of_next
 from ropepatch.training.recipe import Distil
@@ -26,7 +31,9 @@ class Teacher:
     It runs with the remapping, if there is one, on segments longer than the original length.
     """
 
-    def __init__(self, model: Any, window: int, mapped: Remapped | None, distil: Distil) -> None:
+    def __init__(
+        self, model: Any, window: int, mapped: Remapped | None, distil: Distil
+    ) -> None:
         self.model, self.window, self.mapped = model, window, mapped
         self._options = distil.model_dump(exclude={"remapping", "auto_size"})
         self._head: nn.Linear | None = UNKNOWN
@@ -50,7 +57,9 @@ class Teacher:
         answers = batch.get("answers")
         if answers is not None:
             answers = of_next(answers, 0.0).flatten()
-        return partial(linear_distillation, teacher=teacher, answers=answers, **self._options)
+        return partial(
+            linear_distillation, teacher=teacher, answers=answers, **self._options
+        )
 
     def _output(self, inputs: dict[str, Any]) -> TeacherOutput:
         if self._head is None:
@@ -71,7 +80,11 @@ class Teacher:
         base = base_model(self.model)
         scaled = find_substitute(base, RotarySubstitute)
         with ExitStack() as stack:
-            states = torch.no_grad(), evaluating(self.model), self.model.disable_adapter()
+            states = (
+                torch.no_grad(),
+                evaluating(self.model),
+                self.model.disable_adapter(),
+            )
             for state in states:
                 stack.enter_context(state)
             if scaled is not None:

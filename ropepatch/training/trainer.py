@@ -43,7 +43,8 @@ class LongContextTrainer(Trainer):
         **arguments: Further arguments of transformers' Trainer.
     """
 
-    loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of all accumulated batches
+    # `compute_loss` divides by the labels of all accumulated batches
+    loss_is_scaled_for_ga = True
 
     def __init__(
         self,
@@ -62,7 +63,8 @@ class LongContextTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # stdout is for results
         self.run, self.pieces, self.teacher = run, pieces, teacher
         self._head: Any = UNKNOWN
-        self.model_accepts_loss_kwargs = True  # else the Trainer does not count num_items_in_batch
+        # Else the Trainer does not count num_items_in_batch
+        self.model_accepts_loss_kwargs = True
         if run.sharing.engine != "DEEPSPEED":  # DeepSpeed is set not to divide by it
             # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
             self.accelerator.gradient_accumulation_steps = 1
@@ -73,7 +75,11 @@ class LongContextTrainer(Trainer):
         With one process, a signal stops it after the current step is saved; with several, at once.
         """
         try:
-            with self.stop.listening() if self.run.processes.count == 1 else nullcontext():
+            with (
+                self.stop.listening()
+                if self.run.processes.count == 1
+                else nullcontext()
+            ):
                 return super().train(*args, **kwargs)
         except BaseException:
             for callback in self.callback_handler.callbacks:
@@ -85,7 +91,9 @@ class LongContextTrainer(Trainer):
         rows: Any = self.train_dataset
         return SequentialSampler(rows)
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Run a forward and backward pass with attention within the segments of the batch."""
         with packed_attention(model) if self.run.recipe.packed_by_us else nullcontext():
             return super().training_step(model, inputs, *args, **kwargs)
@@ -100,24 +108,36 @@ class LongContextTrainer(Trainer):
         """Compute the loss of a batch, divided by the number of labels of the whole step."""
         self._find_head(model)
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
-        loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
+        loss = causal_lm_loss(
+            model, inputs, num_items_in_batch, head=self._head, distilled=distilled
+        )
         if num_items_in_batch is not None:
-            loss = loss * self.run.processes.count  # data parallelism averages over the processes
+            loss = (
+                loss * self.run.processes.count
+            )  # data parallelism averages over the processes
         return (loss, {}) if return_outputs else loss
 
     def _find_head(self, model: Any) -> None:
         if self._head is UNKNOWN:
             self._head = linear_head(model)
 
-    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> dict[str, float]:
         """Run our evaluation and log it."""
         with self.accelerator.autocast():
-            self._find_head(self.model_wrapped)  # FSDP2 cannot train weights gathered in inference mode
+            self._find_head(
+                self.model_wrapped
+            )  # FSDP2 cannot train weights gathered in inference mode
             model = self.accelerator.unwrap_model(self.model)
             measured = measure(self.run, self.pieces, model)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
+        metrics = {
+            f"{metric_key_prefix}_{name}": value for name, value in measured.items()
+        }
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -162,9 +182,17 @@ class SaveOnSignal(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Handle signals within the block; afterwards pass a received one to its previous handler."""
-        heard = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+        heard = {
+            signal.SIGINT,
+            signal.SIGTERM,
+            getattr(signal, "SIGHUP", signal.SIGTERM),
+        }
         heard = heard if current_thread() is main_thread() else set()
-        self._before = {one: signal.getsignal(one) for one in heard if callable(signal.getsignal(one))}
+        self._before = {
+            one: signal.getsignal(one)
+            for one in heard
+            if callable(signal.getsignal(one))
+        }
         for number in self._before:
             signal.signal(number, self._hear)
         try:
@@ -181,7 +209,9 @@ class SaveOnSignal(TrainerCallback):
         self._heard = number
         self._say("saving after this step; interrupt again to stop at once")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> None:
         """Take intervals from the current recipe instead of the checkpoint's state."""
         state.compute_steps(args, state.max_steps)
 
@@ -214,7 +244,11 @@ class ProgressLines(TrainerCallback):
     """
 
     def __init__(
-        self, say: Callable[[str], None], advance: Advance, tokens_per_step: int, base: float
+        self,
+        say: Callable[[str], None],
+        advance: Advance,
+        tokens_per_step: int,
+        base: float,
     ) -> None:
         self._say = say
         self._base = base
@@ -233,7 +267,9 @@ class ProgressLines(TrainerCallback):
         self._seconds += time.perf_counter() - self._began
         self._steps += 1
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+    ) -> None:
         """Print the progress, and store the time with the log for a resumed run."""
         if not state.is_world_process_zero or not logs:
             return
@@ -277,6 +313,8 @@ def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for logged in log_history:
         row = rows.setdefault(logged["step"], {"step": logged["step"]})
         for key, value in logged.items():
-            if key != "epoch" and not key.startswith("train_"):  # summaries of one session
+            if key != "epoch" and not key.startswith(
+                "train_"
+            ):  # summaries of one session
                 row[key.removeprefix("eval_")] = value
     return list(rows.values())

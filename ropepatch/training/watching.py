@@ -17,7 +17,9 @@ from ropepatch.training.run import Run
 DEPTHS = 5  # equal parts of the target, with equally many passkeys
 
 
-def measure(run: Run, pieces: Sequence[Tensor], model: PreTrainedModel) -> dict[str, float]:
+def measure(
+    run: Run, pieces: Sequence[Tensor], model: PreTrainedModel
+) -> dict[str, float]:
     """Measure loss (nats/token) within the original length and at the target, and passkey accuracy.
 
     Args:
@@ -34,7 +36,9 @@ def measure(run: Run, pieces: Sequence[Tensor], model: PreTrainedModel) -> dict[
             "target_loss": curve.between(target // 2, target).value,
         }
     else:
-        measured = {"short_loss": short_context_loss(run, pieces, model, split=split).value}
+        measured = {
+            "short_loss": short_context_loss(run, pieces, model, split=split).value
+        }
     if watch.target and watch.passkey_trials:
         found = retrieve(
             model,
@@ -50,7 +54,12 @@ def measure(run: Run, pieces: Sequence[Tensor], model: PreTrainedModel) -> dict[
 
 
 def short_context_loss(
-    run: Run, pieces: Sequence[Tensor], model: PreTrainedModel, advance: Advance = unseen, *, split: bool
+    run: Run,
+    pieces: Sequence[Tensor],
+    model: PreTrainedModel,
+    advance: Advance = unseen,
+    *,
+    split: bool,
 ) -> Mean:
     """Measure the loss (nats/token) of the first L tokens, without running beyond them.
 
@@ -62,7 +71,9 @@ def short_context_loss(
         split: Whether processes share the work.
     """
     begins = [piece[: run.trained] for piece in pieces]
-    return perplexity(model, None, begins, split=split, progress=advance).at(run.trained)
+    return perplexity(model, None, begins, split=split, progress=advance).at(
+        run.trained
+    )
 
 
 def short_context_check(base: Mean, now: Mean, most: float) -> ShortContextCheck:

@@ -52,7 +52,9 @@ class Choice:
     def to_json(self) -> str:
         """Rule, ranking and results as JSON."""
         results = [asdict(result) for result in self.results]
-        return results_json({"rule": RULE, "ranking": self.ranking.record(), "results": results})
+        return results_json(
+            {"rule": RULE, "ranking": self.ranking.record(), "results": results}
+        )
 
     def to_pandas(self) -> DataFrame:
         """The ranking as a pandas frame: a row for each method, the best first.
@@ -73,8 +75,13 @@ class Choice:
         return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"
 
     def _repr_html_(self) -> str:
-        verdict = "".join(f"<p>{escape(line)}</p>" for line in ranking_lines(self.ranking))
-        return "".join(map(html_table, ranking_tables(self.ranking, self.results))) + verdict
+        verdict = "".join(
+            f"<p>{escape(line)}</p>" for line in ranking_lines(self.ranking)
+        )
+        return (
+            "".join(map(html_table, ranking_tables(self.ranking, self.results)))
+            + verdict
+        )
 
 
 def compare(
@@ -140,7 +147,9 @@ def compare(
     found = participants(source, listed(methods), to=target)
     entrants, left_out = without(found, say), found[1]
     loss = PerplexityTask(text=place, field=field, split=split, windows=windows)
-    suite, reason = ranking_suite(source, entrants, loss, to=target, haystacks=haystacks, keys=keys)
+    suite, reason = ranking_suite(
+        source, entrants, loss, to=target, haystacks=haystacks, keys=keys
+    )
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
@@ -179,10 +188,17 @@ def ranking_suite(
     tasks: list[Task] = [loss]
     reason = None
     if haystacks != 0:
-        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), source.complete().tokenizer
+        retrieval, tokenizer = (
+            RetrievalTask(haystacks=haystacks, keys=keys),
+            source.complete().tokenizer,
+        )
         try:
-            retrieval.limited(1).prepare(source.name, tokenizer, trained=source.config.window, to=to)
+            retrieval.limited(1).prepare(
+                source.name, tokenizer, trained=source.config.window, to=to
+            )
             tasks.append(retrieval)
         except RopepatchError as error:
             reason = error
-    return Suite(models=(source.name,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason
+    return Suite(
+        models=(source.name,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)
+    ), reason

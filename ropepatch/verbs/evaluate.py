@@ -22,13 +22,21 @@ from ropepatch.model.loading import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.settings import Length, listed, relative_length, shown
 from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
-from ropepatch.verbs.measured import ALL, EVERY_REMAPPING, participants, reported, sharing, without
+from ropepatch.verbs.measured import (
+    ALL,
+    EVERY_REMAPPING,
+    participants,
+    reported,
+    sharing,
+    without,
+)
 from ropepatch.verbs.results import Results, read_results
 
 if TYPE_CHECKING:
     from ropepatch.extension.record import Record
 
-QUESTIONS = "questions"  # a source of training sequences, as in `ropepatch.training.recipe`
+# A source of training sequences, as in `ropepatch.training.recipe`
+QUESTIONS = "questions"
 
 
 def evaluate(
@@ -105,7 +113,10 @@ def evaluate(
             measured; or if `out` contains a result that was measured with other settings.
     """
     if model is None and suite is None:
-        raise RopepatchError(f"{argument('model')} is missing", hint="a checkpoint folder, a Hub id, or tiny")
+        raise RopepatchError(
+            f"{argument('model')} is missing",
+            hint="a checkpoint folder, a Hub id, or tiny",
+        )
     if text is not None and not isinstance(text, str | os.PathLike):
         raise RopepatchError(
             f"{argument('text')} must be a file, a folder or a `datasets` id, got {shown(text)}",
@@ -119,10 +130,16 @@ def evaluate(
     entries = tuple(listed(methods))
     if suite is None and entries and to is None:
         raise RopepatchError(
-            f"{argument('methods')} needs {argument('to')}", hint=f"add {argument('to', '32k')}"
+            f"{argument('methods')} needs {argument('to')}",
+            hint=f"add {argument('to', '32k')}",
         )
     task = _given(
-        lengths=lengths, windows=windows, documents=documents, stride=stride, bos=bos, gain=gain or None
+        lengths=lengths,
+        windows=windows,
+        documents=documents,
+        stride=stride,
+        bos=bos,
+        gain=gain or None,
     )
     if suite is not None and (doubled := _given(methods=entries or None, to=to) | task):
         raise RopepatchError(
@@ -132,20 +149,37 @@ def evaluate(
     source = None if model is None else find_checkpoint(model, revision, original)
     place = None if text is None else os.fspath(text)
     reading: dict[str, Any] = {"text": place, "field": field, "split": split}
-    extension = None if source is None or entries or to is not None else extension_of(source, say)
+    extension = (
+        None
+        if source is None or entries or to is not None
+        else extension_of(source, say)
+    )
     if suite is not None:
         chosen = named_suite(suite, source, **reading)
     else:
         assert source is not None
-        check_text(place, source.name if extension is None else extension["plan"].source.name)
+        check_text(
+            place, source.name if extension is None else extension["plan"].source.name
+        )
         chosen = _perplexity_suite(source, entries, to, reading | task, say)
     chosen = chosen.narrowed(limit, seed)
-    written = source.folder if source is not None and extension is not None and out is None else None
+    written = (
+        source.folder
+        if source is not None and extension is not None and out is None
+        else None
+    )
     folder, page = check_places(written / "evaluation" if written else out, report)
     processes = sharing(device)
-    how: Any = {"processes": processes, "dtype": known_dtype(dtype), "progress": progress, "say": say}
+    how: Any = {
+        "processes": processes,
+        "dtype": known_dtype(dtype),
+        "progress": progress,
+        "say": say,
+    }
     if extension is None:
-        results = measuring.measure(chosen, source, out=folder, revision=revision, original=original, **how)
+        results = measuring.measure(
+            chosen, source, out=folder, revision=revision, original=original, **how
+        )
     else:
         results = measuring.measure_extension(chosen, **extension, out=folder, **how)
     if written is None:
@@ -165,7 +199,12 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def named_suite(
-    suite: str | Path | Suite, source: Checkpoint | None = None, *, text: str | None, field: str, split: str
+    suite: str | Path | Suite,
+    source: Checkpoint | None = None,
+    *,
+    text: str | None,
+    field: str,
+    split: str,
 ) -> Suite:
     """A suite, with its model and text replaced by those of the call, if given."""
     if text is None and (field, split) != ("text", "test"):
@@ -174,13 +213,19 @@ def named_suite(
             hint="leave them out; a suite sets them for its own text",
         )
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
-    tasks = tuple(task.with_text(text, field, split) if text else task for task in named.tasks)
+    tasks = tuple(
+        task.with_text(text, field, split) if text else task for task in named.tasks
+    )
     models = named.models if source is None else (source.name,)
     return named.model_copy(update={"tasks": tasks, "models": models})
 
 
 def _perplexity_suite(
-    source: Checkpoint, methods: tuple[Any, ...], to: Length | None, task: dict[str, Any], say: Say
+    source: Checkpoint,
+    methods: tuple[Any, ...],
+    to: Length | None,
+    task: dict[str, Any],
+    say: Say,
 ) -> Suite:
     """A suite with one perplexity task on one model."""
     if to is not None and not methods:
@@ -189,11 +234,16 @@ def _perplexity_suite(
         assert to is not None
         entrants = without(participants(source, methods, to=to), say)
     else:
-        entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
+        entrants = [
+            method if isinstance(method, Method) else read_method(method)
+            for method in methods
+        ]
     target: Length = to or "1x"
     if "lengths" in task:
         asked = listed(task["lengths"])
-        window = source.stock.window if any("x" in str(length) for length in asked) else 0
+        window = (
+            source.stock.window if any("x" in str(length) for length in asked) else 0
+        )
         lengths = sorted({relative_length(length, window) for length in asked})
         task = task | {"lengths": tuple(lengths)}
         target = to or lengths[-1]
@@ -202,7 +252,10 @@ def _perplexity_suite(
     if "documents" in task:
         task = task | {"windows": None}
     return Suite(
-        models=(source.name,), methods=tuple(entrants), to=(target,), tasks=(PerplexityTask(**task),)
+        models=(source.name,),
+        methods=tuple(entrants),
+        to=(target,),
+        tasks=(PerplexityTask(**task),),
     )
 
 
@@ -227,20 +280,28 @@ def extension_of(written: Checkpoint, say: Say) -> dict[str, Any] | None:
     plan = plan_of_record(record, source)
     if record.training is None:
         return {"plan": plan}
-    return {"plan": plan, "fine_tuned": written.folder, "label": f"{record.method} + training"}
+    return {
+        "plan": plan,
+        "fine_tuned": written.folder,
+        "label": f"{record.method} + training",
+    }
 
 
 def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
     """The model that a checkpoint was made from, on this machine: with its weights and original length."""
     name, revision = record.model, record.revision
     if revision is not None:
-        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        if not isinstance(
+            try_to_load_from_cache(name, "config.json", revision=revision), str
+        ):
             return None
         candidates: list[str | Path] = [name]
     else:
         candidates = ["tiny"] if name == "tiny" else []
         candidates += [
-            place for place in (Path(name), written.folder.resolve().parent / name) if place.is_dir()
+            place
+            for place in (Path(name), written.folder.resolve().parent / name)
+            if place.is_dir()
         ]
     for candidate in candidates:
         found = Checkpoint.find(candidate, revision, original=record.original)

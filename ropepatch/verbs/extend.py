@@ -22,7 +22,15 @@ from ropepatch.files import absent, from_here, json_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
 from ropepatch.processes import join
-from ropepatch.progress import WEIGHTS, Progress, Say, bar, interruptible, no_bar, say_on_stderr
+from ropepatch.progress import (
+    WEIGHTS,
+    Progress,
+    Say,
+    bar,
+    interruptible,
+    no_bar,
+    say_on_stderr,
+)
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
@@ -73,17 +81,34 @@ class Extension:
             parts = [self._planned()]
             if self.forecast is not None:
                 parts.append(str(self.forecast))
-            parts.append(f"to be written: {printable(str(self.folder.expanduser().absolute()))}")
+            parts.append(
+                f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
+            )
             return "\n\n".join(parts)
-        place, window = printable(from_here(self.folder)), self.plan.source.config.window
-        lines = [f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
+        place, window = (
+            printable(from_here(self.folder)),
+            self.plan.source.config.window,
+        )
+        lines = [
+            f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
+        ]
         verified = self.record.get("verified")
         if verified and self.folder.suffix == ".gguf":
             lines.append(f"read back: {verified['logits']}")
         elif verified:
-            proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
-            stock = "transformers and its code" if self.plan.change.code else "stock transformers"
-            how = "reloaded with" if verified["compared"] else "not reloaded; config.json checked with"
+            proof = (
+                f"frequencies {verified['frequencies']}, logits {verified['logits']}"
+            )
+            stock = (
+                "transformers and its code"
+                if self.plan.change.code
+                else "stock transformers"
+            )
+            how = (
+                "reloaded with"
+                if verified["compared"]
+                else "not reloaded; config.json checked with"
+            )
             lines.append(f"{how} {stock}: {proof}")
         return "\n".join(lines)
 
@@ -92,13 +117,20 @@ class Extension:
         if self.forecast is None:
             return str(self.plan)
         head = str(self.plan).partition("\n\n")[0]
-        return "\n".join([head, *(f"warning: {printable(warning)}" for warning in self.plan.warnings)])
+        return "\n".join(
+            [
+                head,
+                *(f"warning: {printable(warning)}" for warning in self.plan.warnings),
+            ]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON-ready data; after a dry run the plan, and with a recipe its `training`."""
         if self.record:
             return self.record
-        return self.plan.to_dict() | ({"training": self.forecast.to_dict()} if self.forecast else {})
+        return self.plan.to_dict() | (
+            {"training": self.forecast.to_dict()} if self.forecast else {}
+        )
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -170,7 +202,12 @@ def extend(
             )
         plan = model
     else:
-        how: Any = {"original": original, "layers": layers, "revision": revision, **parameters}
+        how: Any = {
+            "original": original,
+            "layers": layers,
+            "revision": revision,
+            **parameters,
+        }
         plan = plan_of(model, to=to, method=method, **how)
     place = output_of(plan, out, None if isinstance(model, Plan) else method)
     if isinstance(plan.source, GgufModel):
@@ -225,7 +262,11 @@ def _extend_gguf(
 ) -> Extension:
     """Write a GGUF file with other RoPE parameters, or check that it can be written."""
     if dry_run:
-        return Extension(place, plan, obstacles=failures([partial(gguf_writing.check_place, source, place)]))
+        return Extension(
+            place,
+            plan,
+            obstacles=failures([partial(gguf_writing.check_place, source, place)]),
+        )
     say_warnings(plan, say)
     with interruptible(say, lambda: "nothing is kept"), progress(WEIGHTS) as advance:
         written = writing.write(plan, place, progress=advance)
@@ -233,11 +274,17 @@ def _extend_gguf(
     return Extension(written.path, plan, record)
 
 
-def output_of(plan: Plan, out: str | Path | None, method: object = None, recipe: str = "") -> Path:
+def output_of(
+    plan: Plan, out: str | Path | None, method: object = None, recipe: str = ""
+) -> Path:
     """The file or folder to write: ``out``, or one named after model, method, target and recipe."""
     if out is not None:
         return Path(out)
-    label = method_label(str(method)) if isinstance(method, str | Path) else plan.method.name
+    label = (
+        method_label(str(method))
+        if isinstance(method, str | Path)
+        else plan.method.name
+    )
     parts = label, short_length(plan.target), recipe
     if isinstance(plan.source, GgufModel):
         return Path(f"{default_folder(plan.source.file.stem, *parts)}.gguf")
@@ -274,7 +321,9 @@ def failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, ..
 
 def check_place(place: Path) -> None:
     """Refuse a folder that cannot be created, before hours of work."""
-    with suppress(RuntimeError):  # ~ of an unknown user, for which writing raises an error
+    with suppress(
+        RuntimeError
+    ):  # ~ of an unknown user, for which writing raises an error
         if not os.path.lexists(folder := place.expanduser()):
             check_writable(folder, f"choose another {argument('out')}")
 
@@ -284,7 +333,9 @@ def is_here(plan: Plan) -> bool:
     return plan.source.name == "tiny" or Path(plan.source.name).is_dir()
 
 
-def check_carried(source: Checkpoint, include: Sequence[str], say: Say) -> dict[str, Path]:
+def check_carried(
+    source: Checkpoint, include: Sequence[str], say: Say
+) -> dict[str, Path]:
     """Refuse secrets in the files to copy, say which files are not copied, and return those to add."""
     extra = writing.included_files(source.folder, include)
     files = writing.small_files(source.folder) | extra
@@ -296,9 +347,13 @@ def check_carried(source: Checkpoint, include: Sequence[str], say: Say) -> dict[
 def say_left_out(source: Checkpoint, files: Collection[str], say: Say) -> None:
     """Say which files of a checkpoint are not copied, and which of them its tokenizer needs."""
     if others := writing.left_out(source, files):
-        say(f"not copied: {', '.join(others)} ({argument('include')} copies more files)")
+        say(
+            f"not copied: {', '.join(others)} ({argument('include')} copies more files)"
+        )
     for code in writing.tokenizer_of_copy(source.folder, files)[1]:
-        say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
+        say(
+            f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it"
+        )
 
 
 def _is_written(plan: Plan, place: Path) -> bool:
@@ -316,10 +371,15 @@ def _check(plan: Plan, place: Path, link_weights: bool, include: Sequence[str]) 
         writing.check(plan, place, link=link_weights, include=include)
 
 
-def _complete(plan: Plan, folder: Path, include: Sequence[str], say: Say) -> writing.Written:
+def _complete(
+    plan: Plan, folder: Path, include: Sequence[str], say: Say
+) -> writing.Written:
     """Add this call's files to a checkpoint from an earlier one, unless it has other weights."""
     source, record = plan.checkpoint(include), records.read(folder)
-    if record.weights != Checkpoint(folder).fingerprint or record.weights != source.fingerprint:
+    if (
+        record.weights != Checkpoint(folder).fingerprint
+        or record.weights != source.fingerprint
+    ):
         absent(folder)
     say(f"{from_here(folder)} is already written")
     writing.copy_files(check_carried(source, include, say), folder)

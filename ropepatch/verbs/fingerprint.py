@@ -20,7 +20,9 @@ def check_fingerprint(plan: Plan, asked: bool | None) -> None:
     """Refuse a requested fingerprint if none is possible."""
     if not asked:
         return
-    if reason := why_none(plan.config, plan.method.name, plan.source.config.window, plan.target):
+    if reason := why_none(
+        plan.config, plan.method.name, plan.source.config.window, plan.target
+    ):
         raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
 
 
@@ -40,7 +42,10 @@ def add_fingerprint(
         return
     checkpoint, record, folder = Checkpoint(written.path), written.record, written.path
     try:
-        if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
+        if (
+            readings.exists(folder)
+            and readings.read(folder).weights == checkpoint.fingerprint
+        ):
             return
         hypotheses = None if asked else affordable(checkpoint, record, device)
         if isinstance(hypotheses, str):
@@ -59,7 +64,9 @@ def add_fingerprint(
         readings.write(folder, reading)
         if shows_no_error(reading):
             reach = f"up to {reading.target:,} tokens"
-            say(f"warning: {readings.FILE} cannot show a RoPE error: none changes this model {reach}")
+            say(
+                f"warning: {readings.FILE} cannot show a RoPE error: none changes this model {reach}"
+            )
     except RopepatchError as error:
         if asked:
             raise

@@ -41,14 +41,20 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
         settings: The texts.
     """
     kind = None if is_scaling_file(method) else find_method(method)
-    types = {key: get_type_hints(kind)[key] for key in kind.model_fields} if kind else {}
+    types = (
+        {key: get_type_hints(kind)[key] for key in kind.model_fields} if kind else {}
+    )
     parameters: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
             option = argument("settings")
-            raise RopepatchError(f"{option} {setting} has no value", hint=f"write {option} NAME=VALUE")
-        parameters[name] = _value(method, name, text, types[name]) if name in types else text
+            raise RopepatchError(
+                f"{option} {setting} has no value", hint=f"write {option} NAME=VALUE"
+            )
+        parameters[name] = (
+            _value(method, name, text, types[name]) if name in types else text
+        )
     check_method(method, parameters)
     return parameters
 
@@ -60,7 +66,9 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
     several = "tuple" in str(kind)
     try:
         is_file = several and text.endswith(".json")
-        listed = text.removeprefix("[").removesuffix("]").split(",") if several else text
+        listed = (
+            text.removeprefix("[").removesuffix("]").split(",") if several else text
+        )
         value = parse_json(read_text(Path(text))) if is_file else listed
         return TypeAdapter(kind).validate_python(value)
     except (ValidationError, ValueError, OSError) as error:
@@ -68,7 +76,9 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
             return text
         hint = f"`ropepatch methods {method}` lists its parameters"
         words = "numbers separated by commas, or a JSON file with a list"
-        raise RopepatchError(f"{name} must be {words}, got {text!r}", hint=hint) from error
+        raise RopepatchError(
+            f"{name} must be {words}, got {text!r}", hint=hint
+        ) from error
 
 
 def default_folder(model: str, *parts: str) -> Path:
@@ -89,29 +99,44 @@ def default_folder(model: str, *parts: str) -> Path:
 def check_writable(place: Path, hint: str) -> None:
     """Refuse a file or folder that cannot be written, before the work for it."""
     try:
-        folder = next(above for above in (place, *place.absolute().parents) if above.exists())
+        folder = next(
+            above for above in (place, *place.absolute().parents) if above.exists()
+        )
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RopepatchError(f"cannot write {place}: {error.strerror or error}", hint=hint) from error
+        raise RopepatchError(
+            f"cannot write {place}: {error.strerror or error}", hint=hint
+        ) from error
 
 
-def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:
+def check_places(
+    out: str | Path | None, report: str | Path | None = None
+) -> tuple[Path | None, Path | None]:
     """Check the folder for results and the report file, and return their paths."""
     folder, page = (None if place is None else Path(place) for place in (out, report))
     if page is not None:
         if os.path.lexists(page):
             raise RopepatchError(
-                f"{page} already exists", hint=f"choose another {argument('report')}; nothing is overwritten"
+                f"{page} already exists",
+                hint=f"choose another {argument('report')}; nothing is overwritten",
             )
         if not page.absolute().parent.is_dir():
-            raise RopepatchError(f"no folder {page.parent} for the report", hint="create it first")
+            raise RopepatchError(
+                f"no folder {page.parent} for the report", hint="create it first"
+            )
         if not can_report():
-            raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
+            raise RopepatchError(
+                "a report needs matplotlib and jinja2",
+                hint='pip install "ropepatch[plot]"',
+            )
         check_writable(page, f"choose another {argument('report')}")
     if folder is not None:
         if os.path.lexists(folder) and not folder.is_dir():
-            raise RopepatchError(f"{argument('out')} must be a folder, got {folder}", hint="choose a folder")
+            raise RopepatchError(
+                f"{argument('out')} must be a folder, got {folder}",
+                hint="choose a folder",
+            )
         check_writable(folder, f"choose another {argument('out')}")
     return folder, page
 

@@ -45,8 +45,15 @@ def participants(
         group = groups.get(entry) if isinstance(entry, str) else None
         for candidate in [entry] if group is None else group:
             try:
-                method = candidate if isinstance(candidate, Method) else read_method(candidate)
-                found[method.label] = method, plan_method(source, method.name, method.parameters, to)
+                method = (
+                    candidate
+                    if isinstance(candidate, Method)
+                    else read_method(candidate)
+                )
+                found[method.label] = (
+                    method,
+                    plan_method(source, method.name, method.parameters, to),
+                )
             except RopepatchError as error:
                 if group is None:
                     raise
@@ -56,7 +63,9 @@ def participants(
     return list(found.values()), {name: str(error) for name, error in errors.items()}
 
 
-def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say) -> list[Method]:
+def without(
+    entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say
+) -> list[Method]:
     """The methods of `participants`, with a warning for each that is left out."""
     planned, left_out = entrants
     for name, reason in left_out.items():
@@ -89,7 +98,11 @@ def reported(
                     say(f"warning: {warning}")
             measured.append(result)
             if result.seconds is not None:
-                target = "" if result.scaling is None else f" to {short_length(result.target)}"
+                target = (
+                    ""
+                    if result.scaling is None
+                    else f" to {short_length(result.target)}"
+                )
                 say(f"{result.task}, {result.label}{target}{_first_figure(result)}")
         if page is not None:
             written = processes.write_once(lambda: _report(measured, page, command))
@@ -100,7 +113,9 @@ def reported(
 def _kept(folder: Path | None) -> str:
     """What an interrupted measurement leaves."""
     if folder is None:
-        return f"nothing is kept; with {argument('out', 'DIR')} the same command resumes"
+        return (
+            f"nothing is kept; with {argument('out', 'DIR')} the same command resumes"
+        )
     return f"finished results are kept in {folder}; the same command resumes"
 
 
@@ -117,12 +132,17 @@ def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
 def _first_figure(result: Result) -> str:
     """The first measure at its greatest length, with its interval, of every kind of question."""
     (group,) = comparisons([result])
-    named = ((series.kind, group.last(result.label, series)) for series in group.main if group.results)
+    named = (
+        (series.kind, group.last(result.label, series))
+        for series in group.main
+        if group.results
+    )
     lasts = [(kind, row) for kind, row in named if row is not None]
     if not lasts:
         return ""
     values = (
-        " ".join(filter(None, [kind, row.text, row.interval and f"({row.interval})"])) for kind, row in lasts
+        " ".join(filter(None, [kind, row.text, row.interval and f"({row.interval})"]))
+        for kind, row in lasts
     )
     first = lasts[0][1]
     return f" at {first.length:,} tokens: {measure_of(first.measure).title.lower()} {', '.join(values)}"

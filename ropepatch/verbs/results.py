@@ -66,7 +66,9 @@ class Results(tuple[Result, ...]):
 
         drawn = figures(self)
         if not drawn:
-            raise RopepatchError("no results to draw", hint="measure first, with evaluate=SUITE")
+            raise RopepatchError(
+                "no results to draw", hint="measure first, with evaluate=SUITE"
+            )
         chosen = name or next(iter(drawn))
         refuse_unknown([chosen], drawn, "figure")
         return drawn[chosen]

@@ -100,7 +100,9 @@ def train(
             f"{argument('field')} and {argument('split')} need {argument('text')}",
             hint="add the text, or leave them out",
         )
-    if isinstance(model, Plan) and any(one is not None for one in (to, method, original, revision)):
+    if isinstance(model, Plan) and any(
+        one is not None for one in (to, method, original, revision)
+    ):
         raise RopepatchError(
             "a plan already sets target, method, original and revision",
             hint="pass the model, or only the plan",
@@ -112,11 +114,17 @@ def train(
         )
     _check_installed()
     settings = recipe if isinstance(recipe, Recipe) else read_recipe(os.fspath(recipe))
-    plan = model if isinstance(model, Plan) else _planned(model, settings, to, method, original, revision)
+    plan = (
+        model
+        if isinstance(model, Plan)
+        else _planned(model, settings, to, method, original, revision)
+    )
     if isinstance(model, Plan):
         check_unchanged(plan)
     if text is not None:
-        settings = _reading(settings, Texts(text=os.fspath(text), field=field, split=split))
+        settings = _reading(
+            settings, Texts(text=os.fspath(text), field=field, split=split)
+        )
     if settings.distil is not None and settings.distil.auto_size:
         settings, note = sized(settings, plan.checkpoint(), plan.target)
         say(note)
@@ -165,12 +173,23 @@ def _planned(
     if method is None or method == recipe.method.name:
         asked = recipe.method.parameters
     name = method or recipe.method.name
-    return plan_of(model, to=to or recipe.to, method=name, original=original, revision=revision, **asked)
+    return plan_of(
+        model,
+        to=to or recipe.to,
+        method=name,
+        original=original,
+        revision=revision,
+        **asked,
+    )
 
 
 def _reading(recipe: Recipe, text: Texts) -> Recipe:
     """The recipe with a text in place of its own texts; questions about distant text stay."""
-    questions = [one for one in recipe.data.sources if getattr(one, "generated", None) == QUESTIONS]
+    questions = [
+        one
+        for one in recipe.data.sources
+        if getattr(one, "generated", None) == QUESTIONS
+    ]
     data = recipe.data.model_copy(update={"sources": (text, *questions)})
     watch = recipe.watch.model_copy(update={"text": None})
     return recipe.model_copy(update={"data": data, "watch": watch})
@@ -180,13 +199,18 @@ def _check_fingerprint(plan: Plan, recipe: Recipe, reading: bool | None) -> None
     """Refuse a requested fingerprint if none is possible."""
     if reading and recipe.save == "adapter":
         raise RopepatchError(
-            f"{argument('reading')}: save: adapter writes no checkpoint", hint="leave it out"
+            f"{argument('reading')}: save: adapter writes no checkpoint",
+            hint="leave it out",
         )
     check_fingerprint(plan, reading)
 
 
 def _dry_run(
-    plan: Plan, recipe: Recipe, place: Path, reading: bool | None, include: Sequence[str]
+    plan: Plan,
+    recipe: Recipe,
+    place: Path,
+    reading: bool | None,
+    include: Sequence[str],
 ) -> Extension:
     """The plan, the forecast, and the errors that would stop the training; loads no weights."""
     prepared = prepare(plan, recipe)
@@ -231,11 +255,18 @@ def _trained(
     from ropepatch.training.fine_tuning import fine_tune
 
     processes = join()
-    trained = fine_tune(plan, recipe, place, say=say, progress=progress, prepared=prepared)
+    trained = fine_tune(
+        plan, recipe, place, say=say, progress=progress, prepared=prepared
+    )
     if recipe.save == "merged":
-        written, device = writing.Written(trained.folder, records.read(trained.folder)), processes.device
+        written, device = (
+            writing.Written(trained.folder, records.read(trained.folder)),
+            processes.device,
+        )
         processes.write_once(
-            lambda: add_fingerprint(written, asked=reading, device=device, say=say, progress=progress)
+            lambda: add_fingerprint(
+                written, asked=reading, device=device, say=say, progress=progress
+            )
         )
     return trained
 

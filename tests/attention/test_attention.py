@@ -24,11 +24,15 @@ class Computed(TorchDispatchMode):
 
     softmax = products = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._softmax.default:
             self.softmax += out.numel()
-        if func is torch.ops.aten.bmm.default and args[0].shape[-1] > 1:  # not a position times a frequency
+        if (
+            func is torch.ops.aten.bmm.default and args[0].shape[-1] > 1
+        ):  # not a position times a frequency
             self.products += out.numel()
         return out
 
@@ -58,7 +62,9 @@ def test_packed_documents_reduce_the_number_of_computed_scores(model, monkeypatc
     """Four documents of 16 tokens need only the blocks on or below the diagonal of each."""
     monkeypatch.setitem(modeling.SCORES, "cpu", HEADS * TOKENS * ROWS)
     with Computed() as computed:
-        logits(model, IDS, position_ids=torch.arange(16).repeat(4)[None], use_cache=False)
+        logits(
+            model, IDS, position_ids=torch.arange(16).repeat(4)[None], use_cache=False
+        )
     assert computed.softmax <= LAYERS * HEADS * 4 * ROWS * (8 + 16)
 
 

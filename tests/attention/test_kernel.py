@@ -47,7 +47,8 @@ def kernel(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "window"), [*((name, None) for name in REMAPPINGS), ("self-extend", 20), ("lambda", 20)]
+    ("name", "window"),
+    [*((name, None) for name in REMAPPINGS), ("self-extend", 20), ("lambda", 20)],
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel):
@@ -57,7 +58,12 @@ def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel)
     for inputs in ({}, {"attention_mask": LEFT}, {"position_ids": PACKED}):
         inputs |= {"use_cache": False}
         seen = inputs.get("attention_mask", torch.ones_like(IDS)).bool()
-        assert apart(kernel(model, IDS, **inputs)[seen], logits(model, IDS, **inputs)[seen]) < 5e-5
+        assert (
+            apart(
+                kernel(model, IDS, **inputs)[seen], logits(model, IDS, **inputs)[seen]
+            )
+            < 5e-5
+        )
     with torch.no_grad():
         cache, other = (DynamicCache(config=model.config) for _ in range(2))
         for each in (cache, other):
@@ -68,7 +74,9 @@ def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel)
 
 @every_remapping
 @pytest.mark.parametrize("sliding_window", [0, 30])
-def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(name, sliding_window):
+def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(
+    name, sliding_window
+):
     """Queries at positions 24 to 99 of 100 keys, across blocks of 16, with documents and padding."""
     documents = torch.tensor([[0] * 5 + [1] * 95, [1] * 40 + [2] * 60, [1] * 100])
     keys = torch.arange(100)[None].expand(3, -1)
@@ -79,18 +87,28 @@ def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(
         with pytest.MonkeyPatch.context() as patching:
             patching.setattr(modeling, "KERNEL_BLOCK", 16)
             mask = modeling.block_mask(band, sight, span, 3)
-        b, i, j = torch.meshgrid(torch.arange(3), torch.arange(76), torch.arange(97), indexing="ij")
+        b, i, j = torch.meshgrid(
+            torch.arange(3), torch.arange(76), torch.arange(97), indexing="ij"
+        )
         pairs = mask.mask_mod(b, b, i, j)
-        expected = band.holds(sight.queries, keys[:, span]) & sight.mask(slice(0, 76), span)[:, 0]
+        expected = (
+            band.holds(sight.queries, keys[:, span])
+            & sight.mask(slice(0, 76), span)[:, 0]
+        )
         assert torch.equal(pairs, expected)
         some, every = (
-            pad(pad(pairs, (0, 15)), (0, 0, 0, 4), value=beyond).view(3, 5, 16, 7, 16) for beyond in (0, 1)
+            pad(pad(pairs, (0, 15)), (0, 0, 0, 4), value=beyond).view(3, 5, 16, 7, 16)
+            for beyond in (0, 1)
         )
         some, every = some.any(4).any(2), every.all(4).all(2)
         for b in range(3):
             for row in range(5):
-                part = mask.kv_indices[b, 0, row, : mask.kv_num_blocks[b, 0, row]].tolist()
-                full = mask.full_kv_indices[b, 0, row, : mask.full_kv_num_blocks[b, 0, row]].tolist()
+                part = mask.kv_indices[
+                    b, 0, row, : mask.kv_num_blocks[b, 0, row]
+                ].tolist()
+                full = mask.full_kv_indices[
+                    b, 0, row, : mask.full_kv_num_blocks[b, 0, row]
+                ].tolist()
                 assert set(some[b, row].nonzero()[:, 0].tolist()) <= {*part, *full}
                 assert all(every[b, row, column] for column in full)
                 visited += len(part) + len(full)

@@ -11,7 +11,9 @@ from ropepatch.attention import plain
 def test_a_sliding_window_is_read_as_with_its_whole_mask(window, block, monkeypatch):
     monkeypatch.setattr(plain, "QUERY_BLOCK", block)
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2))
+    query, key, value = (
+        torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2)
+    )
     module = torch.nn.Module()
     module.num_key_value_groups = 2
     got = plain.causal(module, query, key, value, window, 0.5)

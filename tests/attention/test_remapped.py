@@ -53,7 +53,9 @@ def test_log_n_and_the_attention_factor_multiply_the_scores(model, factor):
     with by_oracle(model, distances(ORACLE["rerope"](window=8), 40), np.array(scales)):
         expected = logits(model)
     model.config.max_position_embeddings = 20
-    with remap_positions(model, "rerope", to=64, window=8, log_n=True, attention_factor=factor):
+    with remap_positions(
+        model, "rerope", to=64, window=8, log_n=True, attention_factor=factor
+    ):
         assert apart(logits(model), expected) < 5e-5
 
 
@@ -63,11 +65,18 @@ def test_log_n_and_the_attention_factor_multiply_the_scores(model, factor):
 def test_the_kv_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
     """Beam search reorders the cache; prompt lookup crops rejected drafts from it."""
     put(model, "self-extend")
-    settings = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    settings = {
+        "max_new_tokens": 9,
+        "do_sample": False,
+        "eos_token_id": -1,
+        "pad_token_id": 0,
+    }
     for more in ({}, {"num_beams": 3}):
         expected = model.generate(ONE[:, :24], **settings, **more, use_cache=False)
         assert torch.equal(model.generate(ONE[:, :24], **settings, **more), expected)
-    drafted = model.generate(ONE[:, :24].repeat(1, 2), **settings, prompt_lookup_num_tokens=3)
+    drafted = model.generate(
+        ONE[:, :24].repeat(1, 2), **settings, prompt_lookup_num_tokens=3
+    )
     assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **settings))
 
 
@@ -91,7 +100,11 @@ def test_the_config_and_the_handle_contain_the_active_remapping(model, name):
     with put(model, name) as handle:
         described = model.config.to_dict()["position_remapping"]
         assert described.items() >= ({"name": name, "target": 65} | SMALL[name]).items()
-        assert mapped(model).distances == handle.distances == make_remapping(name, **SMALL[name])
+        assert (
+            mapped(model).distances
+            == handle.distances
+            == make_remapping(name, **SMALL[name])
+        )
         assert model.config.max_position_embeddings == 65
         assert f"RemappedRope({name}, " in repr(model)
     with pytest.raises(RopepatchError):
@@ -144,7 +157,16 @@ REASON = {
 }
 
 
-@every_family("smollm3", "cohere", "glm", "phi", "gemma3_text", "gpt_neox", "hunyuan_v1_dense", "qwen3")
+@every_family(
+    "smollm3",
+    "cohere",
+    "glm",
+    "phi",
+    "gemma3_text",
+    "gpt_neox",
+    "hunyuan_v1_dense",
+    "qwen3",
+)
 def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_type):
     if refusal(model_type):
         pytest.skip("its RoPE is not supported")
@@ -154,16 +176,24 @@ def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_t
     stock = logits(model)
     original = model.config.get_text_config().max_position_embeddings
     if reason := REASON.get(model_type):
-        with pytest.raises(RopepatchError, match=f"cannot have a position remapping: .*{reason}"):
+        with pytest.raises(
+            RopepatchError, match=f"cannot have a position remapping: .*{reason}"
+        ):
             remap_positions(model, "self-extend", to=4 * original)
         assert torch.equal(logits(model), stock)
         return
     handle = remap_positions(model, "self-extend", to=4 * original, window=7)
-    assert apart(logits(model, ONE[:, :7]), logits(tiny_model(model_type), ONE[:, :7])) < 1e-5
+    assert (
+        apart(logits(model, ONE[:, :7]), logits(tiny_model(model_type), ONE[:, :7]))
+        < 1e-5
+    )
     far = logits(model)
     assert apart(far, stock) > 1e-3
     cache = DynamicCache(config=model.config)
-    steps = [logits(model, ids, **into(cache)) for ids in ONE.split([30, 4, 1, 1, 1, 1, 1, 1], 1)]
+    steps = [
+        logits(model, ids, **into(cache))
+        for ids in ONE.split([30, 4, 1, 1, 1, 1, 1, 1], 1)
+    ]
     assert apart(torch.cat(steps, 1), far) < 1e-3
     handle.remove()
     assert torch.equal(logits(model), stock)
@@ -179,7 +209,10 @@ def test_remap_positions_rejects_attention_that_normalises_after_the_rotation():
         for layer in model.model.layers:
             layer.self_attn.query_layernorm.weight.copy_(torch.linspace(0.2, 2, 16))
     stock = logits(model)
-    with pytest.raises(RopepatchError, match="HunYuanDenseV1Attention does not rotate queries and keys last"):
+    with pytest.raises(
+        RopepatchError,
+        match="HunYuanDenseV1Attention does not rotate queries and keys last",
+    ):
         put(model, "rerope")
     assert torch.equal(logits(model), stock)
 
@@ -215,7 +248,9 @@ def test_patch_accepts_a_remapping_by_name_or_as_an_object(model):
         ropepatch.patch(model, "self-extend", to=256, windw=3)
 
 
-def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(model, tmp_path):
+def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(
+    model, tmp_path
+):
     own = model.save_pretrained
     vars(model)["save_pretrained"] = wrapped = lambda *given: own(*given)
     with put(model, "rerope"):
@@ -225,5 +260,7 @@ def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(model, t
         fine_tuned = lora(model)
         fine_tuned.save_pretrained(tmp_path / "adapter")
         assert not (tmp_path / "adapter" / "config.json").exists()
-    assert vars(model)["save_pretrained"] is wrapped  # the wrapper that a library of the user had set
+    assert (
+        vars(model)["save_pretrained"] is wrapped
+    )  # the wrapper that a library of the user had set
     assert not list(tmp_path.glob("*.json"))

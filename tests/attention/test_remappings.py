@@ -18,7 +18,11 @@ LAMPE = """
     15 15 14 14 14 13 13 12 12 12 11 11 11 10 10 9 9 9 8 8 8 7 6 5 4 3 2 1 0
 """
 GOLDEN = [
-    ("self-extend", 31, [d for d in (13, 12, 11, 10, 9, 8) for _ in range(4)] + [*range(7, -1, -1)]),
+    (
+        "self-extend",
+        31,
+        [d for d in (13, 12, 11, 10, 9, 8) for _ in range(4)] + [*range(7, -1, -1)],
+    ),
     ("dca", 13, [*range(12, 2, -1), 3, 2, 1, 0]),
     ("dca", 20, [*range(12, 2, -1), *range(10, 0, -1), 0]),
     ("dca", 25, [*range(12, 2, -1), *range(12, 2, -1), *range(5, -1, -1)]),
@@ -35,7 +39,9 @@ def distances_and_counts(one: Remapping, length: int) -> tuple[np.ndarray, np.nd
 
 def formula_parameters(one: Remapping) -> dict:
     return {
-        name: value for name, value in one.parameters().items() if name not in ("log_n", "attention_factor")
+        name: value
+        for name, value in one.parameters().items()
+        if name not in ("log_n", "attention_factor")
     }
 
 
@@ -50,14 +56,18 @@ def test_each_remapping_equals_its_formula(name):
 
 @pytest.mark.parametrize(("name", "m", "row"), GOLDEN)
 def test_remappings_match_hand_computed_rows(name, m, row):
-    one = make_remapping(name, **SMALL[name] | ({"length": 64} if name == "lampe" else {}))
+    one = make_remapping(
+        name, **SMALL[name] | ({"length": 64} if name == "lampe" else {})
+    )
     table, _ = distances_and_counts(one, 64)
     assert table[m, : m + 1].tolist() == row
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(REMAPPINGS)), st.integers(40, 120), st.floats(1.0, 5.0))
-def test_default_bands_cover_each_visible_pair_once_within_the_original_length(name, original, factor):
+def test_default_bands_cover_each_visible_pair_once_within_the_original_length(
+    name, original, factor
+):
     target = int(factor * original)
     if name == "string":
         target = min(target, 2 * original - original // 32)
@@ -68,7 +78,10 @@ def test_default_bands_cover_each_visible_pair_once_within_the_original_length(n
     assert np.nanmin(table) >= 0
     assert np.nanmax(table) < original
     np.testing.assert_allclose(
-        table, distances(ORACLE[name](**formula_parameters(one)), target), rtol=0, atol=1e-9
+        table,
+        distances(ORACLE[name](**formula_parameters(one)), target),
+        rtol=0,
+        atol=1e-9,
     )
 
 
@@ -76,10 +89,15 @@ def test_default_bands_cover_each_visible_pair_once_within_the_original_length(n
 @given(st.integers(10, 60), st.data())
 def test_lampe_equals_its_formula_for_any_parameters(length, data):
     head = data.draw(st.integers(1, length // 2))
-    tail, mapped = data.draw(st.integers(1, length - head - 1)), data.draw(st.integers(1, 2 * length))
+    tail, mapped = (
+        data.draw(st.integers(1, length - head - 1)),
+        data.draw(st.integers(1, 2 * length)),
+    )
     one = make_remapping("lampe", length=length, mapped=mapped, head=head, tail=tail)
     table, _ = distances_and_counts(one, length)
-    np.testing.assert_array_equal(table, distances(ORACLE["lampe"](**formula_parameters(one)), length))
+    np.testing.assert_array_equal(
+        table, distances(ORACLE["lampe"](**formula_parameters(one)), length)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,7 +117,11 @@ def test_reach_is_the_longest_length_with_distances_below_the_original_length(da
     one = make_remapping(name, **parameters)
     reach = one.reach(original)
     table, _ = distances_and_counts(one, reach + 1)
-    assert np.nanmax(table[:-1]) < original <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
+    assert (
+        np.nanmax(table[:-1])
+        < original
+        <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +131,10 @@ def test_reach_is_the_longest_length_with_distances_below_the_original_length(da
         *(("self-extend", one) for one in ({"window": 300}, {"group": 2})),
         *(("leaky-rerope", one) for one in ({"divisor": 2.0}, {"divisor": 1.0})),
         *(("dca", one) for one in ({"clip": 256}, {"chunk": 200})),
-        *(("lampe", one) for one in ({"mapped": 256}, {"head": 600}, {"length": 512}, {"tail": 900})),
+        *(
+            ("lampe", one)
+            for one in ({"mapped": 256}, {"head": 600}, {"length": 512}, {"tail": 900})
+        ),
         *((name, {"window": 256}) for name in ("rerope", "lambda")),
         ("lambda", {"sinks": 0}),
         ("dca", {"chunks": 3}),
@@ -142,9 +167,17 @@ def test_described_lists_only_parameters_that_differ_from_their_defaults():
 def test_remappings_use_no_float64_on_apple_gpus(name):
     with FakeTensorMode():
         m = torch.arange(512, device="mps")
-        places = [place(m) for band in make_remapping(name).fitted(256, 500).bands() for place in band]
-        factors = [temperature(m, 256, log_n, attention_factor=1.5) for log_n in (True, False)]
-    assert all(numbers.dtype in (torch.long, torch.float32) for numbers in (*places, *factors))
+        places = [
+            place(m)
+            for band in make_remapping(name).fitted(256, 500).bands()
+            for place in band
+        ]
+        factors = [
+            temperature(m, 256, log_n, attention_factor=1.5) for log_n in (True, False)
+        ]
+    assert all(
+        numbers.dtype in (torch.long, torch.float32) for numbers in (*places, *factors)
+    )
     assert all(factor.dtype == torch.float32 for factor in factors)
 
 
@@ -152,4 +185,6 @@ def test_log_n_scales_only_queries_beyond_the_original_context_length():
     scale = temperature(torch.arange(1024), 256, log_n=True, attention_factor=1.0)
     assert (scale[:256] == 1).all()
     assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))
-    assert temperature(torch.arange(1024), 256, log_n=False, attention_factor=1.0) is None
+    assert (
+        temperature(torch.arange(1024), 256, log_n=False, attention_factor=1.0) is None
+    )

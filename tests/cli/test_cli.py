@@ -58,21 +58,27 @@ for line, (code, heaviest, _) in json.loads(sys.argv[1]).items():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    folder = write_checkpoint(tmp_path_factory.mktemp("source") / "tiny-llama", by_bytes=True)
+    folder = write_checkpoint(
+        tmp_path_factory.mktemp("source") / "tiny-llama", by_bytes=True
+    )
     (folder.parent / "text.txt").write_text("a small story about a long rope. " * 60)
     return folder
 
 
 def test_commands_that_need_no_model_do_not_import_transformers():
     words = [sys.executable, "-c", EACH_LINE, json.dumps(LINES)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     parts = re.split(r"^/(.*)\n", done.stdout, flags=re.MULTILINE)
     for (line, (_, _, expected)), text in zip(LINES.items(), parts[::2], strict=False):
         assert expected in text, line
         assert expected or not text, line
-    assert all(re.search(rf"^ {command} +\S", parts[0], re.MULTILINE) for command in COMMANDS)
+    assert all(
+        re.search(rf"^ {command} +\S", parts[0], re.MULTILINE) for command in COMMANDS
+    )
 
 
 def test_importing_ropepatch_does_not_import_torch_pydantic_rich_or_yaml():
@@ -89,18 +95,34 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
     usage, _, examples = text.partition("Examples:")
     assert f"\n  ropepatch {command}" in examples
     assert "eval/" not in text  # a folder that pip does not install
-    found = {one.name: one for one in app[command].assemble_argument_collection(parse_docstring=True)}
+    found = {
+        one.name: one
+        for one in app[command].assemble_argument_collection(parse_docstring=True)
+    }
     assert all(one.parameter.help for one in found.values())
-    assert not re.search(r"`(to|method|out|text|recipe|model|settings)`", usage)  # the notation of Python
+    assert not re.search(
+        r"`(to|method|out|text|recipe|model|settings)`", usage
+    )  # the notation of Python
     verb = VERBS.get(command, command)
     if verb not in HOME or command == "plot":
         return
     offered = {one.field_info.name for one in found.values()}
     arguments = (
-        inspect.signature(getattr(ropepatch, verb)).parameters.keys() - ONLY_IN_PYTHON - {"parameters"}
+        inspect.signature(getattr(ropepatch, verb)).parameters.keys()
+        - ONLY_IN_PYTHON
+        - {"parameters"}
     )
     assert arguments <= offered
-    own = {"quiet", "as_json", "settings", "out", "link_weights", "fix", "show", "engine"}
+    own = {
+        "quiet",
+        "as_json",
+        "settings",
+        "out",
+        "link_weights",
+        "fix",
+        "show",
+        "engine",
+    }
     assert offered <= arguments | own
 
 
@@ -109,28 +131,56 @@ PYTHON = re.compile(r"\bin Python\b|loaded model|\*\*|`ropepatch\.|\bFOR\b")
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_the_terminal_and_contains_no_python(command, width, run_here, monkeypatch):
+def test_help_fits_the_terminal_and_contains_no_python(
+    command, width, run_here, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(app[command], "_fallback_console", None)  # it keeps the width of its first use
+    monkeypatch.setattr(
+        app[command], "_fallback_console", None
+    )  # it keeps the width of its first use
     text, _, examples = run_here(command, "--help").stdout.partition("\nExamples:")
     assert not PYTHON.search(text)
-    assert not any(f"`{name}" in text for name in ropepatch.__all__ if name[0].isupper())
+    assert not any(
+        f"`{name}" in text for name in ropepatch.__all__ if name[0].isupper()
+    )
     assert max(map(len, text.splitlines())) <= width
-    assert width < 80 or all(line.startswith("  ropepatch") for line in examples.splitlines()[1:])
+    assert width < 80 or all(
+        line.startswith("  ropepatch") for line in examples.splitlines()[1:]
+    )
 
 
 def test_usual_options_come_first_and_extend_has_few(run_here):
     text = run_here("extend", "--help").stdout
     assert (
-        text.index("Arguments") < text.index("Usual options") < text.index(" --to TO") < text.index("Further")
+        text.index("Arguments")
+        < text.index("Usual options")
+        < text.index(" --to TO")
+        < text.index("Further")
     )
     assert len(app["extend"].assemble_argument_collection()) - 1 <= 16
 
 
 def test_messages_name_arguments_in_python_and_options_on_the_command_line():
-    names = {"to": "--to", "methods": "--methods", "model": "MODEL", "settings": "--set"}
-    given = ("to", "32k"), ("method", ""), ("model", ""), ("seed", ""), ("ramp", "index")
-    assert [argument(*one) for one in given] == ["`to=32k`", "`method`", "`model`", "`seed`", "`ramp=index`"]
+    names = {
+        "to": "--to",
+        "methods": "--methods",
+        "model": "MODEL",
+        "settings": "--set",
+    }
+    given = (
+        ("to", "32k"),
+        ("method", ""),
+        ("model", ""),
+        ("seed", ""),
+        ("ramp", "index"),
+    )
+    assert [argument(*one) for one in given] == [
+        "`to=32k`",
+        "`method`",
+        "`model`",
+        "`seed`",
+        "`ramp=index`",
+    ]
     with arguments_written(partial(written, names)):
         named = [argument(*one) for one in given]
     assert named == ["--to 32k", "--methods", "MODEL", "`seed`", "--set ramp=index"]
@@ -144,17 +194,24 @@ def test_plan_prints_the_plan_as_text_or_json(checkpoint, run_here):
     plan = json.loads(run_here("plan", checkpoint, "--to", "256", "--json").stdout)
     assert (plan["method"], plan["factor"], plan["target"]) == ("yarn", 4.0, 256)
     assert len(plan["inv_freq"]) == plan["rotary_dim"] // 2
-    assert [engine["engine"] for engine in plan["engines"]][:2] == ["transformers 5.x", "transformers 4.x"]
+    assert [engine["engine"] for engine in plan["engines"]][:2] == [
+        "transformers 5.x",
+        "transformers 4.x",
+    ]
 
 
-def test_extend_names_the_folder_after_model_method_and_target(checkpoint, tmp_path, run_here):
+def test_extend_names_the_folder_after_model_method_and_target(
+    checkpoint, tmp_path, run_here
+):
     done = run_here("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     assert folder.name == "tiny-llama-ntk-1k"
     assert "logits equal" in done.stdout
     load, measure, publish = done.stderr.splitlines()[-3:]
-    assert load.startswith("load:    python -c 'from transformers import AutoModelForCausalLM; ")
+    assert load.startswith(
+        "load:    python -c 'from transformers import AutoModelForCausalLM; "
+    )
     assert done.stdout.startswith(f"{folder.name}: ")
     assert f"ropepatch eval {folder} --text FILE" in measure
     assert f"ropepatch push {folder}" in publish
@@ -169,11 +226,16 @@ def test_quiet_prints_only_results_and_warnings(run_here):
 def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_here):
     done = run_here("extend", checkpoint, "--to", "256", "--dry-run", cwd=tmp_path)
     planned = run_here("plan", checkpoint, "--to", "256").stdout
-    assert done.stdout == f"{planned}\nto be written: {tmp_path / checkpoint.name}-yarn-256\n"
+    assert (
+        done.stdout
+        == f"{planned}\nto be written: {tmp_path / checkpoint.name}-yarn-256\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(checkpoint, run_here):
+def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(
+    checkpoint, run_here
+):
     words = ("eval", checkpoint, "--text", checkpoint.parent / "text.txt")
     words += ("--method", "linear", "--method", "yarn", "--to", "256")
     done = run_here(*words)
@@ -185,12 +247,24 @@ def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(checkpoint, 
     first = lines.index("Loss (nats/token)")
     assert [line.split()[0] for line in lines[first + 2 : first + 5]] == labels
     assert all(f"{length} tokens" in done.stdout for length in (32, 64, 128, 256))
-    results = json.loads(run_here(*words, "--lengths", "32,128", "--windows", "3", "--json").stdout)
+    results = json.loads(
+        run_here(*words, "--lengths", "32,128", "--windows", "3", "--json").stdout
+    )
     assert [result["label"] for result in results] == labels
     assert results[0]["parameters"]["pieces"] == 3
-    rows = {row["at"]["length"]: row["n"] for row in results[0]["rows"] if row["at"].keys() == {"length"}}
-    assert rows == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}  # and the original context length
-    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= results[0]["env"].keys()
+    rows = {
+        row["at"]["length"]: row["n"]
+        for row in results[0]["rows"]
+        if row["at"].keys() == {"length"}
+    }
+    assert rows == {
+        32: 3 * 31,
+        64: 3 * 63,
+        128: 3 * 127,
+    }  # and the original context length
+    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= results[0][
+        "env"
+    ].keys()
 
 
 SUITE = """
@@ -203,7 +277,9 @@ tasks:
 
 
 @pytest.mark.slow
-def test_eval_writes_suite_results_and_a_report_and_reuses_the_results(tmp_path, run_here):
+def test_eval_writes_suite_results_and_a_report_and_reuses_the_results(
+    tmp_path, run_here
+):
     (tmp_path / "mine.yaml").write_text(SUITE)
     words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
     done = run_here(*words, "--report", "report.html", cwd=tmp_path)
@@ -215,22 +291,30 @@ def test_eval_writes_suite_results_and_a_report_and_reuses_the_results(tmp_path,
     assert re.search(r"<code>ropepatch .*--report report.html</code>", page)
     again = run_here(*words, cwd=tmp_path)
     assert again.stdout == done.stdout
-    drawn = run_here("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
+    drawn = run_here(
+        "plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path
+    )
     assert drawn.returncode == 0, drawn.stderr
     names = {file.suffix for file in (tmp_path / "figures").iterdir()}
     assert names == {".png", ".svg"}
 
 
 def test_plot_draws_figures_of_methods_without_measuring(tmp_path, run_here):
-    done = run_here("plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path)
+    done = run_here(
+        "plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     names = {file.stem for file in (tmp_path / "figures").iterdir()}
     assert names == {"distances", "wavelengths-yarn"}
 
 
 @pytest.mark.slow
-def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path, run_here):
-    done = run_here("explore", checkpoint, "--no-tiny", "--out", "page.html", cwd=tmp_path)
+def test_explore_writes_a_page_that_starts_with_the_model(
+    checkpoint, tmp_path, run_here
+):
+    done = run_here(
+        "explore", checkpoint, "--no-tiny", "--out", "page.html", cwd=tmp_path
+    )
     assert (done.returncode, done.stdout) == (0, "page.html\n"), done.stderr
     assert '"chosen": "tiny-llama"' in (tmp_path / "page.html").read_text()
 
@@ -246,11 +330,17 @@ def test_compare_prints_a_ranking_and_a_recommendation(tmp_path, run_here):
     record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
     assert record["ranking"]["recommended"] == "yarn"
     assert record["rule"] == RULE
-    assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "baseline", "linear"]
+    assert [row["label"] for row in record["ranking"]["rows"]] == [
+        "yarn",
+        "baseline",
+        "linear",
+    ]
 
 
 def test_plot_warns_about_methods_that_it_leaves_out(run_here, tmp_path):
-    done = run_here("plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path)
+    done = run_here(
+        "plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path
+    )
     assert (done.returncode, "warning: without string: " in done.stderr) == (0, True)
 
 
@@ -261,26 +351,44 @@ def test_methods_lists_every_method_and_describes_one(run_here):
     listed = json.loads(run_here("methods", "--json").stdout)
     assert [method["method"] for method in listed] == [*METHODS, *REMAPPINGS]
     first, second = run_here("methods").stdout.split("\n\n")
-    assert (first.split()[0], second.split()[:2]) == ("scaling", ["position", "remapping"])
+    assert (first.split()[0], second.split()[:2]) == (
+        "scaling",
+        ["position", "remapping"],
+    )
     one, other = run_here("methods", "abf").stdout, run_here("methods", "lambda").stdout
     assert "--set rope_theta=VALUE (required)" in one
-    assert "--set window=VALUE (default: from the original length L and the target length N)" in other
+    assert (
+        "--set window=VALUE (default: from the original length L and the target length N)"
+        in other
+    )
     assert "--set sinks=4\n" in other
 
 
 def test_set_options_are_converted_to_the_types_of_the_method(tmp_path):
     (tmp_path / "divisors.json").write_text("[1, 2.5]")
-    settings = ["beta_fast=16", "truncate=false", "ramp=rotations", "attention_factor=none"]
+    settings = [
+        "beta_fast=16",
+        "truncate=false",
+        "ramp=rotations",
+        "attention_factor=none",
+    ]
     assert parse_settings("yarn", settings) == {
         "beta_fast": 16.0, "truncate": False, "ramp": "rotations", "attention_factor": None,
     }  # fmt: skip
     assert parse_settings("custom", ["divisors=1,2"]) == {"divisors": (1.0, 2.0)}
-    assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {"divisors": (1.0, 2.5)}
+    assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {
+        "divisors": (1.0, 2.5)
+    }
 
 
 @pytest.mark.parametrize(
     ("screen", "environment", "coloured"),
-    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+    ],
 )
 def test_errors_are_coloured_only_in_a_terminal_that_allows_it(
     run_here, monkeypatch, screen, environment, coloured
@@ -302,8 +410,12 @@ def test_errors_are_coloured_only_in_a_terminal_that_allows_it(
 def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
     name = "a\x1b[2Jb"
     shutil.copytree(TINY, tmp_path / name)
-    (tmp_path / "t.txt").write_text("<|endoftext|>".join("Once there was a fox. " * 99 for _ in range(40)))
-    (tmp_path / f"{name}-suite.yaml").write_text("tasks: [{task: perplexity}]  # \x1b[2J")
+    (tmp_path / "t.txt").write_text(
+        "<|endoftext|>".join("Once there was a fox. " * 99 for _ in range(40))
+    )
+    (tmp_path / f"{name}-suite.yaml").write_text(
+        "tasks: [{task: perplexity}]  # \x1b[2J"
+    )
     extended = f"{name}-yarn-512"
     for words in (
         ["plan", name, "--to", "512"],
@@ -318,7 +430,9 @@ def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
         ["eval", f"{name}x", "--text", "t.txt"],
     ):
         done = run_here(*words, cwd=tmp_path)
-        assert done.returncode == (2 if words[1] in (f"{name}x", f"{name}-suite.yaml") else 0), done.stderr
+        assert done.returncode == (
+            2 if words[1] in (f"{name}x", f"{name}-suite.yaml") else 0
+        ), done.stderr
         assert "\x1b" not in done.stdout + done.stderr, words
 
 

@@ -14,7 +14,12 @@ from ropepatch.verbs.results import read_results
 
 pytestmark = pytest.mark.slow
 
-NEAR = {"loss": 0.02, "log_prob": 0.5, "found": 0.1, "gain": 0.05}  # differences allowed on another processor
+NEAR = {
+    "loss": 0.02,
+    "log_prob": 0.5,
+    "found": 0.1,
+    "gain": 0.05,
+}  # differences allowed on another processor
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +43,13 @@ def done(folder) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_demo_reproduces_the_documented_results(done, folder):
-    found = {(one.task, one.label): one for one in read_results(folder / "out" / "evaluation")}
-    stated = {(one.task, one.label): one for one in read_results(measured.RESULTS / "demo")}
+    found = {
+        (one.task, one.label): one
+        for one in read_results(folder / "out" / "evaluation")
+    }
+    stated = {
+        (one.task, one.label): one for one in read_results(measured.RESULTS / "demo")
+    }
     assert found.keys() == stated.keys()
     for key, result in stated.items():
         rows = {(row.measure, *row.at.items()): row.value for row in found[key].rows}
@@ -57,7 +67,11 @@ def test_yarn_in_the_demo_has_lower_loss_and_retrieves_passkeys(done, folder):
         for row in one.rows
         if row.at.keys() == {"length"}
     }
-    assert rows["baseline", "loss", 2048] > 2 * rows["yarn", "loss", 2048] > 2 * rows["floor", "loss", 2048]
+    assert (
+        rows["baseline", "loss", 2048]
+        > 2 * rows["yarn", "loss", 2048]
+        > 2 * rows["floor", "loss", 2048]
+    )
     for length in (512, 1024, 2048):
         assert rows["baseline", "found", length] <= 0.1
         assert rows["yarn", "found", length] >= 0.5

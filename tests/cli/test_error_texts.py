@@ -29,7 +29,9 @@ from ropepatch.probing.mistakes import TWICE
 
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300
-ADAPTER = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text() + "save: adapter\n"
+ADAPTER = (
+    Path(__file__).parents[2] / "recipes/tiny.yaml"
+).read_text() + "save: adapter\n"
 RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'
 
 Damage = Callable[[Path], object]
@@ -48,18 +50,30 @@ def gguf_file(folder: Path) -> None:
     write_gguf(folder / "a.gguf", "qwen3")
 
 
-IN_COMMANDS = re.compile(r"`ropepatch [^`]*`|ropepatch \w+ .*")  # a command line to copy
+IN_COMMANDS = re.compile(
+    r"`ropepatch [^`]*`|ropepatch \w+ .*"
+)  # a command line to copy
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 VERBS = [getattr(ropepatch, name) for name in ropepatch.HOME if name.islower()]
-ARGUMENTS = {key for one in VERBS if callable(one) for key in inspect.signature(one).parameters}
+ARGUMENTS = {
+    key for one in VERBS if callable(one) for key in inspect.signature(one).parameters
+}
 
 
 REFUSED = [  # a command, the damage in `src`, and a part of the error and its hint
     ("extend", None, 'command "extend" parameter MODEL requires an argument'),
     ("extend src --too 3", None, "unknown option: --too -> did you mean --to?"),
     ("extnd src", None, 'unknown command "extnd" -> did you mean "extend"?'),
-    ("train src --recipe", None, 'command "train" parameter --recipe requires an argument'),
-    ('plan src --rope-scaling {"rope_type":"yarn","factor":8.0}', None, "use --to, such as 4x"),
+    (
+        "train src --recipe",
+        None,
+        'command "train" parameter --recipe requires an argument',
+    ),
+    (
+        'plan src --rope-scaling {"rope_type":"yarn","factor":8.0}',
+        None,
+        "use --to, such as 4x",
+    ),
     (
         'plan src --hf-overrides {"rope_scaling":{"type":"linear","factor":2}}',
         None,
@@ -67,15 +81,27 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ),
     ("extend src --rope-scaling-type linear", None, "use --to, such as 4x"),
     ("extend src --target 1k", None, "use --to for the target length"),
-    ("extend src/config.json --to 256", None, "src/config.json is a file, not a checkpoint folder"),
+    (
+        "extend src/config.json --to 256",
+        None,
+        "src/config.json is a file, not a checkpoint folder",
+    ),
     (
         "extend src/a.gguf --to 256 --out new.bin",
         gguf_file,
         "--out of a GGUF file must end in .gguf, got new.bin",
     ),
-    ("extend src/a.gguf --to 256 --out nowhere/new.gguf", gguf_file, "no folder /here/nowhere"),
+    (
+        "extend src/a.gguf --to 256 --out nowhere/new.gguf",
+        gguf_file,
+        "no folder /here/nowhere",
+    ),
     ("EXTEND --revision main", None, "src is a local folder, which has no revisions"),
-    ("train missing/model/here --recipe llama2-7b-yarn-32k", None, "no folder missing/model/here"),
+    (
+        "train missing/model/here --recipe llama2-7b-yarn-32k",
+        None,
+        "no folder missing/model/here",
+    ),
     ("EXTEND --method pi", None, "unknown method 'pi' -> did you mean linear?"),
     ('EXTEND --method {"rope_type":"yarn","factor":4.0}', None, "unknown method"),
     ("extend src", None, "--to is missing"),
@@ -85,25 +111,53 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
         None,
         "long_factor must be numbers separated by commas, or a",
     ),
-    ("EXTEND", config(is_encoder_decoder=True), "config.json describes an encoder-decoder"),
+    (
+        "EXTEND",
+        config(is_encoder_decoder=True),
+        "config.json describes an encoder-decoder",
+    ),
     (
         "EXTEND",
         config(model_type="internlm2", auto_map={"AutoModel": "modeling.Model"}),
         "model_type 'internlm2' asks for remote code (auto_map),",
     ),
-    ("EXTEND", file("config.json", RECURRENT_GEMMA), "max_position_embeddings must be an integer, got None"),
-    ("EXTEND", config(head_dim=10**9), "1000000000 rotary dimensions are not plausible"),
+    (
+        "EXTEND",
+        file("config.json", RECURRENT_GEMMA),
+        "max_position_embeddings must be an integer, got None",
+    ),
+    (
+        "EXTEND",
+        config(head_dim=10**9),
+        "1000000000 rotary dimensions are not plausible",
+    ),
     (
         "EXTEND",
         config(rope_parameters={"rope_type": "wavy", "rope_theta": 1e4}),
         "unknown rope_type 'wavy' in config.json",
     ),
-    ("plan src --to 256", config(short_factor=[1.0] * 10**6), "src/config.json has 5 MB, expected at most 4"),
-    ("extend src --to 256 --out {long}", None, "cannot write {long}: File name too long"),
-    ("eval src --text src/empty.txt", file("empty.txt", ""), "no text in src/empty.txt: all of it is blank"),
+    (
+        "plan src --to 256",
+        config(short_factor=[1.0] * 10**6),
+        "src/config.json has 5 MB, expected at most 4",
+    ),
+    (
+        "extend src --to 256 --out {long}",
+        None,
+        "cannot write {long}: File name too long",
+    ),
+    (
+        "eval src --text src/empty.txt",
+        file("empty.txt", ""),
+        "no text in src/empty.txt: all of it is blank",
+    ),
     ("eval src --text src/config.json --device gpu", None, "no device 'gpu' here"),
     ("eval src --suite demo", None, "--text is missing"),
-    ("eval tiny --seed 3", None, "--seed has no effect: no task of the suite is random"),
+    (
+        "eval tiny --seed 3",
+        None,
+        "--seed has no effect: no task of the suite is random",
+    ),
     ("eval tiny --dtype int8", None, "no dtype 'int8' of weights"),
     ("plot tiny --methods yarn", None, "--methods needs --to"),
     ("recipes tinny", None, "unknown recipe 'tinny' -> did you mean tiny?"),
@@ -122,7 +176,9 @@ def here(template, tmp_path, monkeypatch, capsys) -> Path:
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # for child processes; this one has loaded the value already
+    monkeypatch.setenv(
+        "HF_HUB_OFFLINE", "1"
+    )  # for child processes; this one has loaded the value already
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     capsys.readouterr()
@@ -148,11 +204,17 @@ def test_a_user_error_is_one_line_and_a_hint_and_changes_no_file(
     line = command.replace("EXTEND", EXTEND).replace("{long}", LONG)
     code, out, err = run(monkeypatch, capsys, line)
     assert (code, out) == (2, "")
-    lines = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
+    lines = [
+        line for line in err.splitlines() if line and not line.startswith("warning: ")
+    ]
     assert [line.partition(": ")[0] for line in lines] == ["error", "hint"]
-    said = " -> ".join(line.partition(": ")[2] for line in lines).replace(str(here), "/here")
+    said = " -> ".join(line.partition(": ")[2] for line in lines).replace(
+        str(here), "/here"
+    )
     assert words.replace("{long}", LONG) in said
-    assert not ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said)))
+    assert not ARGUMENTS.intersection(
+        re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said))
+    )
     assert {path: data for path, (_, data) in contents(here).items()} == before
 
 
@@ -163,11 +225,16 @@ def test_a_user_error_is_one_line_and_a_hint_and_changes_no_file(
             OSError(2, "No such file", "/a/b\x1b[2J"),
             "error: /a/b\\x1b[2J: No such file\nhint: check that path\n",
         ),
-        (OSError(errno.ENOSPC, "No space left"), "error: No space left\nhint: free some space\n"),
+        (
+            OSError(errno.ENOSPC, "No space left"),
+            "error: No space left\nhint: free some space\n",
+        ),
         (OSError("odd"), "error: odd\n"),
     ],
 )
-def test_an_unexpected_os_error_is_one_line_with_its_path(error, said, here, monkeypatch, capsys):
+def test_an_unexpected_os_error_is_one_line_with_its_path(
+    error, said, here, monkeypatch, capsys
+):
     def fail(*arguments, **options):
         raise error
 
@@ -175,11 +242,19 @@ def test_an_unexpected_os_error_is_one_line_with_its_path(error, said, here, mon
     assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
 
 
-@pytest.mark.parametrize(("verdict", "code"), [(RIGHT, 0), (TWICE, 1), (CUT_OFF, 1), (UNDECIDED, 2)])
-def test_the_exit_code_of_probe_follows_its_verdict(verdict, code, here, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(RIGHT, 0), (TWICE, 1), (CUT_OFF, 1), (UNDECIDED, 2)]
+)
+def test_the_exit_code_of_probe_follows_its_verdict(
+    verdict, code, here, monkeypatch, capsys
+):
     reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
-    probed = Probed("http://x", "src", reading, Judgement(verdict, "why", 0.0, 0.0, {}), ())
-    monkeypatch.setattr("ropepatch.probing.asking.probe", lambda *arguments, **options: probed)
+    probed = Probed(
+        "http://x", "src", reading, Judgement(verdict, "why", 0.0, 0.0, {}), ()
+    )
+    monkeypatch.setattr(
+        "ropepatch.probing.asking.probe", lambda *arguments, **options: probed
+    )
     assert run(monkeypatch, capsys, "probe http://x src")[0] == code
 
 
@@ -189,15 +264,27 @@ ALLOCATED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1
 @pytest.mark.parametrize(
     ("words", "error", "said", "hint"),
     [
-        ("compare src --to 256", RuntimeError(ALLOCATED), ": tried to allocate 96 MiB", "a shorter --to"),
+        (
+            "compare src --to 256",
+            RuntimeError(ALLOCATED),
+            ": tried to allocate 96 MiB",
+            "a shorter --to",
+        ),
         (
             "eval src --lengths 64 --text there/file",
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."),
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."
+            ),
             ": tried to allocate 2.50 GiB",
             "shorter --lengths",
         ),
         ("train src --recipe tiny", MemoryError(), "", "gradient_checkpointing: true"),
-        ("extend src --to 256", OSError(errno.ENOMEM, "Cannot allocate memory"), "", "a shorter --to"),
+        (
+            "extend src --to 256",
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            "",
+            "a shorter --to",
+        ),
         ("plan src --to 256", MemoryError(), "", "free some memory"),
     ],
 )
@@ -246,7 +333,9 @@ def test_ctrl_c_inside_a_destructor_ends_the_command(monkeypatch, capsys):
     assert run(monkeypatch, capsys, "plan tiny --to 2k") == (130, "", "")
 
 
-def test_an_interrupted_extension_exits_130_and_leaves_nothing(here, monkeypatch, capsys):
+def test_an_interrupted_extension_exits_130_and_leaves_nothing(
+    here, monkeypatch, capsys
+):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -258,13 +347,30 @@ def test_an_interrupted_extension_exits_130_and_leaves_nothing(here, monkeypatch
 
 
 def test_messages_below_the_cli_contain_no_hard_coded_options_or_arguments():
-    others = {"--fix", "--max-model-len", "--context-length", "--upgrade", "--config", "--nproc-per-node"}
+    others = {
+        "--fix",
+        "--max-model-len",
+        "--context-length",
+        "--upgrade",
+        "--config",
+        "--nproc-per-node",
+    }
     faults = []
-    for file in (f for f in PACKAGE.rglob("*.py") if not {"cli", "card", "serving.py"} & {*f.parts}):
+    for file in (
+        f
+        for f in PACKAGE.rglob("*.py")
+        if not {"cli", "card", "serving.py"} & {*f.parts}
+    ):
         tree = ast.parse(file.read_text("utf-8"))
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-        for text in (IN_COMMANDS.sub("", node.value) for node in texts if id(node) not in docs):
+        texts = [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        ]
+        for text in (
+            IN_COMMANDS.sub("", node.value) for node in texts if id(node) not in docs
+        ):
             named = ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", text))
             if named or not others.issuperset(OPTION.findall(text)):
                 faults.append((file.name, text))

@@ -16,11 +16,17 @@ ESCAPED = r"model.\x1b]0;owned\x07\x9bx"
 
 def shell(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     line = f"{sys.executable} -m ropepatch {words}"
-    return subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
-@pytest.mark.parametrize(("redirected", "why"), [(">&-", "it is closed"), (">/dev/full", "No space left")])
-def test_a_command_that_cannot_print_prints_on_stderr_and_fails(redirected, why, tmp_path):
+@pytest.mark.parametrize(
+    ("redirected", "why"), [(">&-", "it is closed"), (">/dev/full", "No space left")]
+)
+def test_a_command_that_cannot_print_prints_on_stderr_and_fails(
+    redirected, why, tmp_path
+):
     done = shell(f"suites {redirected}", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("suite")
@@ -50,12 +56,17 @@ def test_a_result_that_stdout_cannot_take_is_said_on_stderr(tmp_path, capsys):
             "mkdir gone; cd gone; rmdir ../gone;",
             "the working folder cannot be used: No such file or directory",
         ),
-        ("export PYTHONOPTIMIZE=2;", "Python runs without docstrings (-OO), which transformers needs"),
+        (
+            "export PYTHONOPTIMIZE=2;",
+            "Python runs without docstrings (-OO), which transformers needs",
+        ),
     ],
 )
 def test_where_no_command_can_run_one_line_says_so(before, line, tmp_path):
     code = f"{before} {sys.executable} -m ropepatch suites"
-    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert f"error: {line}\nhint: " in done.stderr
     assert "Traceback" not in done.stderr

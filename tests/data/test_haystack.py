@@ -23,7 +23,10 @@ from ropepatch.errors import RopepatchError
 
 LENGTHS = [600, 900, 1900]
 FITTING = ["bundled", "llama3", "gpt2", "neox", "metaspace", "llama2", "whole_words"]
-NOVEL = "It was late. The old man's boat (a skiff) lay still; nobody came! Où est-il ? " * 40
+NOVEL = (
+    "It was late. The old man's boat (a skiff) lay still; nobody came! Où est-il ? "
+    * 40
+)
 
 
 def haystacks_of(**changes) -> Haystacks:
@@ -47,22 +50,40 @@ def written(name: str, ids: torch.Tensor) -> str:
         *((name, [NOVEL]) for name in ("bundled", "llama2", "single_bytes")),
     ],
 )
-def test_the_longest_prompt_has_the_requested_length_and_needles_end_where_recorded(name, texts):
+def test_the_longest_prompt_has_the_requested_length_and_needles_end_where_recorded(
+    name, texts
+):
     lengths = [5 * length for length in LENGTHS] if name == "single_bytes" else LENGTHS
     for haystack in made(name, lengths=lengths, texts=texts):
-        every = {id(q): q for questions in haystack.asked.values() for q in questions}.values()
+        every = {
+            id(q): q for questions in haystack.asked.values() for q in questions
+        }.values()
         assert len(haystack.ids) == max(haystack.stops.values())
         for length in lengths:
             stop, questions = haystack.stops[length], haystack.asked[length]
             assert max(stop + len(question) for question in every) == length
-            assert Counter(question.kind for question in questions) == dict.fromkeys(DEFAULT, 3)
+            assert Counter(question.kind for question in questions) == dict.fromkeys(
+                DEFAULT, 3
+            )
             for question in questions:
                 assert question.end <= stop
-                answer, before = written(name, question.answer), written(name, haystack.ids[: question.end])
-                assert (answer in before) == (answer.isdigit() or question.kind == "fact")
+                answer, before = (
+                    written(name, question.answer),
+                    written(name, haystack.ids[: question.end]),
+                )
+                assert (answer in before) == (
+                    answer.isdigit() or question.kind == "fact"
+                )
                 assert answer not in written(name, haystack.ids[question.end :])
-                stem = written(name, question.ids).rpartition("?")[2].rpartition("again.")[2]
-                end = {"number": f"{stem}{answer}.", "sentence": f"{stem}{answer}."}.get(question.kind, ".")
+                stem = (
+                    written(name, question.ids)
+                    .rpartition("?")[2]
+                    .rpartition("again.")[2]
+                )
+                end = {
+                    "number": f"{stem}{answer}.",
+                    "sentence": f"{stem}{answer}.",
+                }.get(question.kind, ".")
                 assert before.endswith(end)
 
 
@@ -70,7 +91,9 @@ def test_the_longest_prompt_has_the_requested_length_and_needles_end_where_recor
 def test_single_key_prompts_are_passkey_prompts_of_exactly_the_requested_length(name):
     lengths = [150, 151, 290]
     haystacks = made(name, lengths=lengths, keys=1, kinds=("passkey",), count=5)
-    assert [list(haystack.stops) for haystack in haystacks] == [[n] for n in lengths for _ in range(5)]
+    assert [list(haystack.stops) for haystack in haystacks] == [
+        [n] for n in lengths for _ in range(5)
+    ]
     for haystack in haystacks:
         ((length, (question,)),) = haystack.asked.items()
         prompt = torch.cat([haystack.ids, question.ids, question.answer])
@@ -91,7 +114,11 @@ def test_single_key_prompts_are_passkey_prompts_of_exactly_the_requested_length(
 def test_needle_depths_cover_every_fifth_of_the_prompt_at_every_length(lengths):
     haystacks = made(lengths=lengths, keys=5, kinds=("number",), count=8)
     for length in lengths:
-        needles = [(question.end, h.stops[length]) for h in haystacks for question in h.asked[length]]
+        needles = [
+            (question.end, h.stops[length])
+            for h in haystacks
+            for question in h.asked[length]
+        ]
         fifths = Counter(min(4, 5 * end // stop) for end, stop in needles)
         assert len(fifths) == 5, fifths
         assert min(fifths.values()) >= 3, fifths  # of 40 answers; 8 are expected
@@ -100,7 +127,9 @@ def test_needle_depths_cover_every_fifth_of_the_prompt_at_every_length(lengths):
 def test_single_needles_are_spread_over_all_depths_at_every_length():
     haystacks = made(lengths=[400, 800], keys=1, kinds=("passkey",), count=10)
     for group in (haystacks[:10], haystacks[10:]):
-        depths = [question.end / len(h.ids) for h in group for (question,) in h.asked.values()]
+        depths = [
+            question.end / len(h.ids) for h in group for (question,) in h.asked.values()
+        ]
         assert depths == sorted(depths)
         assert max(b - a for a, b in zip([0, *depths], [*depths, 1], strict=True)) < 0.3
 
@@ -109,7 +138,9 @@ def test_haystacks_are_distinct_and_do_not_depend_on_their_number():
     for haystack in made():
         short, long = haystack.asked[LENGTHS[0]], haystack.asked[LENGTHS[-1]]
         assert set(map(id, short)) != set(map(id, long))
-        answers = {id(q): tuple(q.answer.tolist()) for q in (*short, *long) if q.kind != "fact"}
+        answers = {
+            id(q): tuple(q.answer.tolist()) for q in (*short, *long) if q.kind != "fact"
+        }
         assert len(set(answers.values())) == len(answers)
     haystacks = [*made(), *made(seed=1)]
     assert len({digest([haystack.ids]) for haystack in haystacks}) == 6
@@ -124,8 +155,16 @@ def test_haystacks_of_a_seed_keep_their_recorded_digests():
         (recorded, "243647a71043530e"),
         (one, "3884c2f393fce5f0"),
     ):
-        questions = [question.ids for h in haystacks for some in h.asked.values() for question in some]
-        assert digest([*(haystack.ids for haystack in haystacks), *questions])[:16] == expected
+        questions = [
+            question.ids
+            for h in haystacks
+            for some in h.asked.values()
+            for question in some
+        ]
+        assert (
+            digest([*(haystack.ids for haystack in haystacks), *questions])[:16]
+            == expected
+        )
 
 
 def test_no_fact_shares_a_word_with_a_question():
@@ -135,11 +174,19 @@ def test_no_fact_shares_a_word_with_a_question():
         words = re.findall(r"[a-z]{3,}", text.replace("{name}", "").lower())
         return {word[:4] for word in words} - common
 
-    facts, questions = (set().union(*map(stems, part)) for part in zip(*FACTS, strict=True))
+    facts, questions = (
+        set().union(*map(stems, part)) for part in zip(*FACTS, strict=True)
+    )
     assert not facts & questions
     assert all(stems(question) for _, question in FACTS)
     assert stems("{name} sells honey.") & questions  # a shared word would be found
-    assert len(FACTS) == len({question for _, question in FACTS}) == len(PEOPLE) == len(set(PEOPLE)) == 64
+    assert (
+        len(FACTS)
+        == len({question for _, question in FACTS})
+        == len(PEOPLE)
+        == len(set(PEOPLE))
+        == 64
+    )
 
 
 def test_default_question_kinds_that_do_not_fit_are_left_out_with_the_reason():
@@ -150,8 +197,13 @@ def test_default_question_kinds_that_do_not_fit_are_left_out_with_the_reason():
     kept, left_out = Haystacks.by_default(TOKENIZERS["bundled"](), 300, **settings)
     assert (kept.kinds, kept.lengths) == (("number", "sentence", "fact"), LENGTHS)
     assert "300 tokens has no room" in left_out["chain"]
-    kept, left_out = Haystacks.by_default(TOKENIZERS["bundled"](), 9000, **settings | {"keys": 33})
-    assert left_out["sentence"] == "33 keys of the kind sentence take 61 at these lengths, there are 52"
+    kept, left_out = Haystacks.by_default(
+        TOKENIZERS["bundled"](), 9000, **settings | {"keys": 33}
+    )
+    assert (
+        left_out["sentence"]
+        == "33 keys of the kind sentence take 61 at these lengths, there are 52"
+    )
     with pytest.raises(RopepatchError, match="kind number"):
         Haystacks.by_default(whole_words(digits=""), 30, **settings)
 
@@ -160,19 +212,34 @@ def test_each_haystack_uses_one_of_the_user_texts_as_filler():
     texts = ["One fish swam off. " * 300, "Two birds sang on. " * 300]
     for index, haystack in enumerate(made(texts=texts, kinds=("number",))):
         text = TOKENIZERS["bundled"]().decode(haystack.ids)
-        rest = re.sub(r"The number of the \w+ \w+ is \d{5}\.", "", text.partition(INTRO)[2])
+        rest = re.sub(
+            r"The number of the \w+ \w+ is \d{5}\.", "", text.partition(INTRO)[2]
+        )
         words = Counter(rest.split())
         own, other = (("fish", "birds"), ("birds", "fish"))[index % 2]
         assert (words[other], min(words[own], 50)) == (0, 50)
     long = "Eins zwei drei vier. " * 3 + "x" * 1500
-    assert [*map(len, sentences(f"{long}.\n\nEnd？Yes."))] == [20, 20, 20, 600, 600, 301, 4, 4]
+    assert [*map(len, sentences(f"{long}.\n\nEnd？Yes."))] == [
+        20,
+        20,
+        20,
+        600,
+        600,
+        301,
+        4,
+        4,
+    ]
 
 
 def test_a_chat_template_surrounds_the_haystack_and_precedes_the_answer():
     tokenizer = TOKENIZERS["bundled"]()
     for haystack in made(chat=("<s>User: ", "\nAssistant: ")):
         assert haystack.ids[:2].tolist() != [tokenizer.bos_token_id] * 2
-        assert tokenizer.decode(haystack.ids).replace(" ", "").startswith(f"<s>User:{INTRO}".replace(" ", ""))
+        assert (
+            tokenizer.decode(haystack.ids)
+            .replace(" ", "")
+            .startswith(f"<s>User:{INTRO}".replace(" ", ""))
+        )
         for question in haystack.asked[LENGTHS[0]]:
             assert re.search(r"[?.]\s*Assistant:\s*\w", tokenizer.decode(question.ids))
 
@@ -180,7 +247,9 @@ def test_a_chat_template_surrounds_the_haystack_and_precedes_the_answer():
 def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
     tokenizer = TOKENIZERS["bundled"]()
     crowded = haystacks_of(lengths=[100, 2000])
-    with pytest.raises(RopepatchError, match="a haystack of 100 tokens has no room for 1") as error:
+    with pytest.raises(
+        RopepatchError, match="a haystack of 100 tokens has no room for 1"
+    ) as error:
         next(crowded.make(tokenizer))
     needed = int(re.search(r"it takes (\d+) tokens at least", error.value.hint)[1])
     single = crowded.at([needed])
@@ -195,7 +264,9 @@ def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
 def test_a_feasible_length_has_room_in_every_haystack():
     tokenizer = TOKENIZERS["bundled"]()
     for length in range(236, 260, 2):
-        plan = Haystacks(lengths=[length], count=10, keys=4, kinds=("number", "sentence"))
+        plan = Haystacks(
+            lengths=[length], count=10, keys=4, kinds=("number", "sentence")
+        )
         room, _ = plan.feasible(tokenizer)
         assert len(list(plan.at(room).make(tokenizer))) == 10 if room else length < 256
 
@@ -206,8 +277,14 @@ def test_a_feasible_length_has_room_in_every_haystack():
         ({"kinds": ("riddle",)}, "riddle"),
         ({"kinds": ()}, "at least one length, haystack, key and kind"),
         ({"lengths": []}, "at least one length"),
-        *((changes, "each at least 1") for changes in ({"lengths": [0]}, {"keys": 0}, {"count": 0})),
-        ({"keys": 99, "kinds": ("sentence",)}, "99 keys of the kind sentence take .* there are"),
+        *(
+            (changes, "each at least 1")
+            for changes in ({"lengths": [0]}, {"keys": 0}, {"count": 0})
+        ),
+        (
+            {"keys": 99, "kinds": ("sentence",)},
+            "99 keys of the kind sentence take .* there are",
+        ),
         ({"keys": 2, "kinds": ("passkey",)}, "of the kind passkey take .* there are 1"),
         *(({"texts": texts}, "no text") for texts in ([], [" \n", ""])),
         ({"texts": "one long text"}, "texts is one text, expected a list"),
@@ -220,7 +297,9 @@ def test_invalid_haystack_settings_are_rejected(changes, message):
 
 def test_tokenizers_that_cannot_write_or_separate_an_answer_are_rejected():
     without = whole_words(digits="")
-    with pytest.raises(RopepatchError, match="cannot write a question of the kind number"):
+    with pytest.raises(
+        RopepatchError, match="cannot write a question of the kind number"
+    ):
         next(haystacks_of(kinds=("number",)).make(without))
     with pytest.raises(RopepatchError, match="the tokenizer joins"):
         made("spanning")

@@ -20,7 +20,9 @@ def metaspace(stories: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     """As in newer LLaMA tokenizers; its vocabulary has a token that contains a space."""
     backend = Tokenizer.from_str(stories.backend_tokenizer.to_str())
     backend.normalizer = None
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="first", split=False
+    )
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
 
 
@@ -33,33 +35,65 @@ def crossing() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def tokenizers(shared) -> dict[str, PreTrainedTokenizerFast]:
-    folders = {name: shared / "checkpoints" / name for name in ("stories-260k", "babyllama-361")}
-    loaded = {name: AutoTokenizer.from_pretrained(folder) for name, folder in folders.items()}
+    folders = {
+        name: shared / "checkpoints" / name
+        for name in ("stories-260k", "babyllama-361")
+    }
+    loaded = {
+        name: AutoTokenizer.from_pretrained(folder) for name, folder in folders.items()
+    }
     made = {"metaspace": metaspace(loaded["stories-260k"]), "crossing": crossing()}
     return loaded | made | {name: TOKENIZERS[name]() for name in ("bundled", "gpt2")}
 
 
 NAMES = ["bundled", "stories-260k", "babyllama-361", "gpt2", "metaspace"]
-WORDS = ["a", "b", "aa", "Once", "upon", "'s", "don't", "3", "42", ".", "é", "e\u0301", "中文", "🙂"]
+WORDS = [
+    "a",
+    "b",
+    "aa",
+    "Once",
+    "upon",
+    "'s",
+    "don't",
+    "3",
+    "42",
+    ".",
+    "é",
+    "e\u0301",
+    "中文",
+    "🙂",
+]
 GAPS = ["", " ", "  ", "\n", "\n\n", " \n", "\t", "\r\n", "\u00a0", "\u3000"]
 
 
-def split_small(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[int], int]:
+def split_small(
+    tokenizer: PreTrainedTokenizerFast, text: str
+) -> tuple[list[int], list[int], int]:
     """The tokens of a text in small pieces, those of the whole text, and the number of pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "PIECE", 8)
         split, again = token_ids(tokenizer, [text, text], bos=False)
         pieces = len(list(texts._long(tokenizer, text)))
     assert torch.equal(split, again)
-    return split.tolist(), tokenizer(text, add_special_tokens=False)["input_ids"], pieces
+    return (
+        split.tolist(),
+        tokenizer(text, add_special_tokens=False)["input_ids"],
+        pieces,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
-@given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n"])), max_size=60))
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n"])), max_size=60
+    )
+)
 @example(parts=[("Once", " ")] * 60)
 @example(parts=[("Once", "\n")] * 60)
-def test_text_cut_at_spaces_or_newlines_has_the_tokens_of_the_whole_text(name, parts, tokenizers):
+def test_text_cut_at_spaces_or_newlines_has_the_tokens_of_the_whole_text(
+    name, parts, tokenizers
+):
     split, whole, pieces = split_small(tokenizers[name], "".join(map("".join, parts)))
     assert split == whole
     assert len(parts) < 60 or pieces > 15
@@ -67,9 +101,15 @@ def test_text_cut_at_spaces_or_newlines_has_the_tokens_of_the_whole_text(name, p
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
-@given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60))
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60
+    )
+)
 @example(parts=[("中文", "")] * 60)
-def test_cutting_any_text_keeps_its_characters_and_nearly_its_token_count(name, parts, tokenizers):
+def test_cutting_any_text_keeps_its_characters_and_nearly_its_token_count(
+    name, parts, tokenizers
+):
     tokenizer, text = tokenizers[name], "".join(map("".join, parts))
     split, whole, pieces = split_small(tokenizer, text)
     assert tokenizer.decode(split) == tokenizer.decode(whole)
@@ -84,7 +124,9 @@ def test_newlines_are_not_doubled_by_a_tokenizer_that_joins_them_to_letters(toke
 
 
 def test_a_newline_stays_with_the_full_stop_before_it():
-    model = models.BPE(vocab={"a": 0, ".": 1, "\n": 2, ".\n": 3}, merges=[(".", "\n")])  # as Qwen's
+    model = models.BPE(
+        vocab={"a": 0, ".": 1, "\n": 2, ".\n": 3}, merges=[(".", "\n")]
+    )  # as Qwen's
     split, whole, pieces = split_small(
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)), "aa.\n" * 20
     )
@@ -121,19 +163,29 @@ def test_only_the_needed_part_of_a_long_document_is_tokenised(tokenizers, monkey
     assert sum(characters) < 2**22
 
 
-def test_tokenising_a_long_document_needs_little_more_memory_than_its_tokens(tokenizers):
+def test_tokenising_a_long_document_needs_little_more_memory_than_its_tokens(
+    tokenizers,
+):
     text = "Ann has a red ball. " * 100_000
     tracemalloc.start()
     ((_, window),) = cut_windows(tokenizers["bundled"], [text], length=200_000, count=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert window[:50] == token_ids(tokenizers["bundled"], [text[:1000]])[0][:50].tolist()
+    assert (
+        window[:50] == token_ids(tokenizers["bundled"], [text[:1000]])[0][:50].tolist()
+    )
     assert peak < 40 * len(text) / 4 + 2**24
 
 
 @pytest.mark.parametrize("name", ["bundled", "stories-260k"])
-def test_a_novel_cut_in_pieces_has_the_tokens_of_the_whole_text(name, tokenizers, shared):
-    text = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text(encoding="utf-8")
+def test_a_novel_cut_in_pieces_has_the_tokens_of_the_whole_text(
+    name, tokenizers, shared
+):
+    text = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text(
+        encoding="utf-8"
+    )
     assert len(text) > texts.PIECE
     (split,) = token_ids(tokenizers[name], [text], bos=False)
-    assert split.tolist() == tokenizers[name](text, add_special_tokens=False)["input_ids"]
+    assert (
+        split.tolist() == tokenizers[name](text, add_special_tokens=False)["input_ids"]
+    )

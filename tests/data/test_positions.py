@@ -15,7 +15,9 @@ EVERY = [TrueLength(), PoSE(), PoSE(chunks=1), PoSE(chunks=5)]
 
 
 @pytest.mark.parametrize("sampling", EVERY, ids=repr)
-@given(window=st.integers(1, 200), factor=st.floats(0.2, 40), seed=st.integers(0, 2**32))
+@given(
+    window=st.integers(1, 200), factor=st.floats(0.2, 40), seed=st.integers(0, 2**32)
+)
 def test_sampled_positions_ascend_and_stay_below_the_target_or_sequence_length(
     sampling, window, factor, seed
 ):
@@ -49,7 +51,9 @@ def distribution(sampling: PoSE, window: int, target: int) -> Counter[tuple[int,
     path: list[int] | None = []
     while path is not None:
         draw = Branch(path)
-        shares[tuple(sampling.sample(window, target, draw).tolist())] += draw.probability
+        shares[tuple(sampling.sample(window, target, draw).tolist())] += (
+            draw.probability
+        )
         path = draw.taken
         while path and path[-1] + 1 == draw.width[len(path) - 1]:
             path.pop()
@@ -69,8 +73,14 @@ def paper(chunks: int, window: int, target: int) -> Counter[tuple[int, ...]]:
                 continue
             for l1 in range(1, window - l0):
                 for u2 in range(u1, most + 1):
-                    row = [*range(l0), *range(u1 + l0, u1 + l0 + l1), *range(u2 + l0 + l1, u2 + window)]
-                    draws = (window - 2) * (window - l0 - 1) * (most + 1) * (most - u1 + 1)
+                    row = [
+                        *range(l0),
+                        *range(u1 + l0, u1 + l0 + l1),
+                        *range(u2 + l0 + l1, u2 + window),
+                    ]
+                    draws = (
+                        (window - 2) * (window - l0 - 1) * (most + 1) * (most - u1 + 1)
+                    )
                     shares[tuple(row)] += 1 / draws
     return shares
 
@@ -78,13 +88,17 @@ def paper(chunks: int, window: int, target: int) -> Counter[tuple[int, ...]]:
 @pytest.mark.parametrize("chunks", [2, 3])
 @pytest.mark.parametrize(("window", "target"), [(3, 4), (4, 9), (6, 12)])
 def test_pose_positions_follow_the_distribution_of_the_paper(chunks, window, target):
-    assert distribution(PoSE(chunks=chunks), window, target) == pytest.approx(paper(chunks, window, target))
+    assert distribution(PoSE(chunks=chunks), window, target) == pytest.approx(
+        paper(chunks, window, target)
+    )
 
 
 def test_each_segment_of_a_training_sequence_gets_its_own_sample():
     row = row_positions(PoSE(), [5, 1, 30], 200, random.Random(4))
     again = random.Random(4)
-    assert torch.equal(row, torch.cat([PoSE().sample(length, 200, again) for length in (5, 1, 30)]))
+    assert torch.equal(
+        row, torch.cat([PoSE().sample(length, 200, again) for length in (5, 1, 30)])
+    )
 
 
 class Training(Settings):
@@ -95,8 +109,14 @@ class Training(Settings):
     ("content", "message"),
     [
         ("poze", "positions must be one of true-length, pose, got 'poze'"),
-        ({"chunks": 2}, "positions must be one of true-length, pose, got {'chunks': 2}"),
-        ({"name": "pose", "chunks": 0}, "positions.chunks must be greater than 0, got 0"),
+        (
+            {"chunks": 2},
+            "positions must be one of true-length, pose, got {'chunks': 2}",
+        ),
+        (
+            {"name": "pose", "chunks": 0},
+            "positions.chunks must be greater than 0, got 0",
+        ),
     ],
 )
 def test_invalid_position_samplings_are_rejected(content, message):

@@ -18,7 +18,9 @@ def rows(tiny):
 
 
 @pytest.mark.parametrize("kind", ["passkey", "number", "sentence"])
-def test_the_marked_answer_of_a_training_sequence_appears_earlier_in_it(kind, rows, tiny):
+def test_the_marked_answer_of_a_training_sequence_appears_earlier_in_it(
+    kind, rows, tiny
+):
     for row in rows([kind], range(8)):
         assert (len(row.ids), len(row.answers)) == (512, 512)
         answer = "".join(tiny[1].decode(row.ids[row.answers > 0]).split())
@@ -31,19 +33,29 @@ def test_the_marked_answer_of_a_training_sequence_appears_earlier_in_it(kind, ro
         assert row.answers.mean() == pytest.approx(ANSWERS)
 
 
-def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(rows, tiny):
+def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(
+    rows, tiny
+):
     def depth(row):
         text = tiny[1].decode(row.ids)
         answer = tiny[1].decode(row.ids[row.answers > 0])
-        return text.replace(" ", "").index(answer.replace(" ", "")) / len(text.replace(" ", ""))
+        return text.replace(" ", "").index(answer.replace(" ", "")) / len(
+            text.replace(" ", "")
+        )
 
     passkeys = rows(["passkey"], range(2 * ROUND))
     for part in (passkeys[:ROUND], passkeys[ROUND:]):
         counts = torch.histc(torch.tensor([depth(row) for row in part]), 4, 0, 1)
         assert counts.min() >= ROUND / 8
     assert len({tuple(row.ids.tolist()) for row in passkeys}) == 2 * ROUND
-    mixed, others = rows(["passkey", "sentence"], range(4)), rows(["passkey"], range(2), seed=1)
-    assert [KINDS["sentence"].title != "" and "pass key is" in tiny[1].decode(row.ids) for row in mixed] == [
+    mixed, others = (
+        rows(["passkey", "sentence"], range(4)),
+        rows(["passkey"], range(2), seed=1),
+    )
+    assert [
+        KINDS["sentence"].title != "" and "pass key is" in tiny[1].decode(row.ids)
+        for row in mixed
+    ] == [
         True,
         False,
         True,

@@ -28,9 +28,24 @@ SENT = "since there is but one {value} called"
 FEW = [
     fact(f"Anna {HOUSE} Anna.", 0.3, "Anna", ["Birk", "Dell"]),
     fact(f"They sent for Anna {{value}}, {SENT} Anna.", 0.1, "Anna", ["Birk", "Dell"]),
-    fact("Chest red {value} is shut, and only {value} opens chest red.", 0.25, "red", CODES),
-    fact("To open chest red {value} is dialled, so keep {value} for chest red.", 0.1, "red", CODES),
-    fact("The fox {value} sleeps by the fire, for {value} is an old fox.", 0.15, "fox", ["Argo", "Bruno"]),
+    fact(
+        "Chest red {value} is shut, and only {value} opens chest red.",
+        0.25,
+        "red",
+        CODES,
+    ),
+    fact(
+        "To open chest red {value} is dialled, so keep {value} for chest red.",
+        0.1,
+        "red",
+        CODES,
+    ),
+    fact(
+        "The fox {value} sleeps by the fire, for {value} is an old fox.",
+        0.15,
+        "fox",
+        ["Argo", "Bruno"],
+    ),
     fact("Rain falls on the roofs.", 0.1, None),
 ]
 
@@ -58,7 +73,9 @@ def test_story_probabilities_equal_those_computed_from_the_words(narrator, token
 
 def test_probabilities_of_small_stories_equal_bayes_over_all_hidden_values(tokenizer):
     few = Narrator(tokenizer, FEW)
-    oracle = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
+    oracle = Assignments(
+        tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW]
+    )
     assert all(off(few.tale(70, seed), oracle) < EXACT for seed in range(3))
 
 
@@ -69,7 +86,11 @@ def test_each_recorded_distance_points_back_to_the_repeated_token(narrator):
     repeats = [at for at, back in enumerate(distance) if back]
     assert len(repeats) > 20
     assert all(ids[at] == ids[at - distance[at]] for at in repeats)
-    assert all((tale.prior[at] < 0) == (tale.log_probs()[at] < 0) for at in range(2000) if at not in repeats)
+    assert all(
+        (tale.prior[at] < 0) == (tale.log_probs()[at] < 0)
+        for at in range(2000)
+        if at not in repeats
+    )
 
 
 def test_story_probabilities_sum_to_one_and_match_sampled_frequencies(tokenizer):
@@ -83,13 +104,22 @@ def test_story_probabilities_sum_to_one_and_match_sampled_frequencies(tokenizer)
     square = sum((drawn[key] - 4000 * p) ** 2 / (4000 * p) for key, p in stated.items())
     freedom = len(stated) - 1
     assert freedom > 10
-    assert abs(square - freedom) < 5 * math.sqrt(2 * freedom)  # five standard deviations of chi squared
+    assert abs(square - freedom) < 5 * math.sqrt(
+        2 * freedom
+    )  # five standard deviations of chi squared
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
-def test_a_story_has_the_requested_length_and_is_a_prefix_of_longer_ones(narrator, length):
+def test_a_story_has_the_requested_length_and_is_a_prefix_of_longer_ones(
+    narrator, length
+):
     document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
-    assert document.ids.shape == document.prior.shape == document.distance.shape == (length,)
+    assert (
+        document.ids.shape
+        == document.prior.shape
+        == document.distance.shape
+        == (length,)
+    )
     assert torch.equal(document.ids, longer.ids[:length])
     assert torch.equal(document.log_probs(), longer.log_probs()[:length])
     assert document.ids[0] == BOS
@@ -110,7 +140,9 @@ def test_generated_token_ids_equal_those_of_their_decoded_text(narrator, tokeniz
 
 
 @pytest.mark.parametrize("length", [67, 68, 111, 230])
-def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(tokenizer, length):
+def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(
+    tokenizer, length
+):
     text = tokenizer.decode(passkey_prompt(tokenizer, length, seed=length)[1:])
     assert len(passkey_prompt(tokenizer, length, seed=length)) == length
     key = text[-PASSKEY.digits :]
@@ -119,9 +151,15 @@ def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(tokeni
     assert text.startswith(PASSKEY.intro)
     assert text.count(needle) == 1
     assert text.endswith(f" {PASSKEY.question} {key}")
-    rest = text.replace(needle, "").removeprefix(PASSKEY.intro).removesuffix(f" {PASSKEY.question} {key}")
+    rest = (
+        text.replace(needle, "")
+        .removeprefix(PASSKEY.intro)
+        .removesuffix(f" {PASSKEY.question} {key}")
+    )
     assert (" " + " ".join(PASSKEY.filler * 20)).endswith(rest)
-    with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
+    with pytest.raises(
+        RopepatchError, match="a passkey prompt of 66 tokens has no room"
+    ) as caught:
         passkey_prompt(tokenizer, 66, seed=0)
     assert "the shortest takes 67 tokens" in caught.value.hint
 
@@ -130,7 +168,9 @@ def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(tokeni
 
 
 def test_narrator_rejects_tokenizers_that_split_names_or_lack_a_bos_token(tokenizer):
-    with pytest.raises(RopepatchError, match=r"splits '.*' so that one part tells something") as caught:
+    with pytest.raises(
+        RopepatchError, match=r"splits '.*' so that one part tells something"
+    ) as caught:
         Narrator(train_tokenizer([], vocab_size=258, model_max_length=256))  # bytes
     assert "names in one token and digits one by one" in caught.value.hint
     with pytest.raises(RopepatchError, match="no beginning-of-sequence token"):
@@ -141,20 +181,39 @@ def test_narrator_rejects_tokenizers_that_split_names_or_lack_a_bos_token(tokeni
     ("sentences", "message"),
     [
         (  # the last digit determines the first
-            [fact("Chest red {value} is shut, and only {value} opens chest red.", 1.0, "red", ["12", "21"])],
+            [
+                fact(
+                    "Chest red {value} is shut, and only {value} opens chest red.",
+                    1.0,
+                    "red",
+                    ["12", "21"],
+                )
+            ],
             "splits '21' so that one part tells something",
         ),
         (
-            [fact("Anna said {value}re it is, and {value}re is Anna.", 1.0, "Anna", ["the"])],
+            [
+                fact(
+                    "Anna said {value}re it is, and {value}re is Anna.",
+                    1.0,
+                    "Anna",
+                    ["the"],
+                )
+            ],
             "does not split ' Anna said there it is",
         ),
         (
-            [fact(f"Rain falls on the roofs{end}", 0.5, None) for end in ("", " and on the road")],
+            [
+                fact(f"Rain falls on the roofs{end}", 0.5, None)
+                for end in ("", " and on the road")
+            ],
             "two sentences begin with ' Rain falls on the roofs'",
         ),
     ],
     ids=["dependent codes", "joined with its value", "a longer one"],
 )
-def test_narrator_rejects_sentences_whose_probabilities_would_be_wrong(tokenizer, sentences, message):
+def test_narrator_rejects_sentences_whose_probabilities_would_be_wrong(
+    tokenizer, sentences, message
+):
     with pytest.raises(RopepatchError, match=message):
         Narrator(tokenizer, sentences)

@@ -11,7 +11,13 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data import texts
-from ropepatch.data.texts import cut_windows, digest, first_documents, stream_texts, token_ids
+from ropepatch.data.texts import (
+    cut_windows,
+    digest,
+    first_documents,
+    stream_texts,
+    token_ids,
+)
 from ropepatch.errors import RopepatchError
 
 
@@ -19,7 +25,9 @@ from ropepatch.errors import RopepatchError
 def tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer whose own post-processor would put <s> before every text."""
     tokenizer = letter_tokenizer(bos_token="<s>", eos_token="</s>", model_max_length=4)
-    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    first = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BOS)]
+    )
     tokenizer.backend_tokenizer.post_processor = first
     return tokenizer
 
@@ -45,7 +53,11 @@ def test_stream_texts_yields_texts_and_rejects_token_ids(tmp_path):
 
 def test_token_ids_begin_with_one_bos_token_if_requested_and_available(tokenizer):
     bare = letter_tokenizer(eos_token="</s>")
-    for splitter, options, first in ((tokenizer, {}, [BOS]), (tokenizer, {"bos": False}, []), (bare, {}, [])):
+    for splitter, options, first in (
+        (tokenizer, {}, [BOS]),
+        (tokenizer, {"bos": False}, []),
+        (bare, {}, []),
+    ):
         ids, empty = token_ids(splitter, ["abc", ""], **options)
         assert ids.tolist() == [*first, *ids_of("abc")]
         assert (empty.tolist(), empty.dtype) == (first, torch.long)
@@ -62,7 +74,9 @@ def test_batched_tokenisation_keeps_the_order_of_the_documents(tokenizer, monkey
 def test_a_missing_tokenizer_and_a_single_text_raise_an_error(tokenizer, cut):
     with pytest.raises(RopepatchError, match="tokenizer is None"):
         cut(None, ["abc"])
-    with pytest.raises(RopepatchError, match="must be a list of documents, got one text"):
+    with pytest.raises(
+        RopepatchError, match="must be a list of documents, got one text"
+    ):
         cut(tokenizer, "abc")
 
 
@@ -74,7 +88,10 @@ def test_a_missing_tokenizer_and_a_single_text_raise_an_error(tokenizer, cut):
     ],
 )
 def test_the_error_about_an_invalid_document_names_its_index(tokenizer, wrong):
-    with pytest.raises(RopepatchError, match=r"documents\[1\] must be a text or a list of token ids, got"):
+    with pytest.raises(
+        RopepatchError,
+        match=r"documents\[1\] must be a text or a list of token ids, got",
+    ):
         token_ids(tokenizer, ["a", wrong])
 
 
@@ -89,7 +106,11 @@ def test_the_error_about_an_invalid_document_names_its_index(tokenizer, wrong):
             {"count": 4},
             [[BOS, 2, 3], [BOS, 2, 3], [7, 6, 5], [BOS, 6, 7]],
         ),
-        (["ab", "abc", "cdef"], {"count": 2, "bos": False}, [ids_of("abc"), ids_of("cde")]),
+        (
+            ["ab", "abc", "cdef"],
+            {"count": 2, "bos": False},
+            [ids_of("abc"), ids_of("cde")],
+        ),
     ],
 )
 def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(
@@ -99,8 +120,12 @@ def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(
     assert [ids.tolist() for ids in found] == expected
 
 
-@pytest.mark.parametrize(("count", "left"), [(1, ["a", "ddd", "eee", "fff"]), (2, ["eee", "fff"])])
-def test_first_documents_reads_nothing_after_the_last_document_it_returns(tokenizer, count, left):
+@pytest.mark.parametrize(
+    ("count", "left"), [(1, ["a", "ddd", "eee", "fff"]), (2, ["eee", "fff"])]
+)
+def test_first_documents_reads_nothing_after_the_last_document_it_returns(
+    tokenizer, count, left
+):
     stream = iter(["a", "b", "abc", "a", "ddd", "eee", "fff"])
     first_documents(tokenizer, stream, length=4, count=count)
     assert list(stream) == left
@@ -108,11 +133,20 @@ def test_first_documents_reads_nothing_after_the_last_document_it_returns(tokeni
 
 def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, caplog):
     for count in (2, None):  # "bc" has exactly the length
-        assert len(first_documents(tokenizer, iter(["abc", "a", "bc"]), length=3, count=count)) == 2
+        assert (
+            len(
+                first_documents(
+                    tokenizer, iter(["abc", "a", "bc"]), length=3, count=count
+                )
+            )
+            == 2
+        )
         assert not caplog.records
     assert len(first_documents(tokenizer, ["abc", "a", "bc"], length=3, count=5)) == 2
     assert caplog.messages == ["only 2 of 3 documents have 3 tokens, wanted 5"]
-    with pytest.raises(RopepatchError, match="no document has 9 tokens: the longest of 3 has 4"):
+    with pytest.raises(
+        RopepatchError, match="no document has 9 tokens: the longest of 3 has 4"
+    ):
         first_documents(tokenizer, ["abc", "a", "bc"], length=9, count=1)
 
 
@@ -130,7 +164,14 @@ def windows(tokenizer, documents, **options) -> list[list[int]]:
 
 def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
     documents = ["abcde", "fgh", "a"]
-    stream = [BOS, *ids_of("abcde"), BOS, *ids_of("fgh"), BOS, *ids_of("a")]  # 12 tokens
+    stream = [
+        BOS,
+        *ids_of("abcde"),
+        BOS,
+        *ids_of("fgh"),
+        BOS,
+        *ids_of("a"),
+    ]  # 12 tokens
     for length, begins in ((4, (0, 4, 8)), (5, (0, 5))):
         expected = [stream[begin : begin + length] for begin in begins]
         assert windows(tokenizer, documents, length=length, count=None) == expected
@@ -139,29 +180,44 @@ def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
 def test_token_ids_are_joined_unchanged_and_texts_follow_bos_or_eos(tokenizer):
     documents = [[5, 6, 7], torch.tensor([8, 9], dtype=torch.int32)]
     assert windows(None, iter(documents), length=2, count=None) == [[5, 6], [7, 8]]
-    assert windows(tokenizer, [*documents, "a"], length=7, count=None) == [[5, 6, 7, 8, 9, BOS, 2]]
+    assert windows(tokenizer, [*documents, "a"], length=7, count=None) == [
+        [5, 6, 7, 8, 9, BOS, 2]
+    ]
     only_end = letter_tokenizer(eos_token="</s>")
-    assert windows(only_end, ["ab", "c"], length=5, count=None) == [[EOS, *ids_of("ab"), EOS, *ids_of("c")]]
+    assert windows(only_end, ["ab", "c"], length=5, count=None) == [
+        [EOS, *ids_of("ab"), EOS, *ids_of("c")]
+    ]
 
 
 def test_each_window_begins_with_bos_where_a_family_needs_it(tokenizer):
     documents = ["abcde", "fgh", "a"]
-    expected = [[BOS, *ids_of("abc")], [BOS, *ids_of("de"), BOS], [BOS, *ids_of("gh"), BOS]]
+    expected = [
+        [BOS, *ids_of("abc")],
+        [BOS, *ids_of("de"), BOS],
+        [BOS, *ids_of("gh"), BOS],
+    ]
     assert windows(tokenizer, documents, length=4, count=None, bos="window") == expected
 
 
 def test_texts_are_joined_without_bos(tokenizer):
     stream = [EOS, *ids_of("abc"), EOS, *ids_of("de")]
-    assert windows(tokenizer, ["abc", "de"], length=7, count=None, bos="none") == [stream]
+    assert windows(tokenizer, ["abc", "de"], length=7, count=None, bos="none") == [
+        stream
+    ]
     bare = letter_tokenizer()
-    assert windows(bare, ["abc", "de"], length=5, count=None, bos="none") == [ids_of("abcde")]
+    assert windows(bare, ["abc", "de"], length=5, count=None, bos="none") == [
+        ids_of("abcde")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, range(10)), (24, range(10))]
+    ("count", "expected"),
+    [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, range(10)), (24, range(10))],
 )
 def test_windows_are_spread_evenly_over_the_stream(count, expected):
-    text = "".join("abcdefgh"[i % 8] * 3 for i in range(10))  # ten windows, each of its own letter
+    text = "".join(
+        "abcdefgh"[i % 8] * 3 for i in range(10)
+    )  # ten windows, each of its own letter
     chosen = windows(letter_tokenizer(), [text], length=3, count=count)
     everything = windows(letter_tokenizer(), [text], length=3, count=None)
     assert chosen == [everything[i] for i in expected]
@@ -174,11 +230,15 @@ def test_lengths_and_counts_below_one_raise_an_error(tokenizer, length, count):
             cut(tokenizer, ["abc"], length=length, count=count)
 
 
-def test_texts_longer_than_the_model_maximum_log_no_warning(tokenizer, caplog, monkeypatch):
+def test_texts_longer_than_the_model_maximum_log_no_warning(
+    tokenizer, caplog, monkeypatch
+):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     cut_windows(tokenizer, ["abcdefgh" * 4], length=32, count=1)
     assert not caplog.messages
-    tokenizer("abcdefgh")  # the tokenizer still logs its warning, so the call above did not
+    tokenizer(
+        "abcdefgh"
+    )  # the tokenizer still logs its warning, so the call above did not
     assert "longer than the specified maximum" in caplog.text
 
 
@@ -186,19 +246,31 @@ def test_texts_longer_than_the_model_maximum_log_no_warning(tokenizer, caplog, m
 
 
 def test_a_failing_tokenizer_raises_an_error_with_the_reason():
-    lacking = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")))
-    with pytest.raises(RopepatchError, match="the tokenizer cannot split a text: Exception: WordLevel error"):
+    lacking = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>"))
+    )
+    with pytest.raises(
+        RopepatchError,
+        match="the tokenizer cannot split a text: Exception: WordLevel error",
+    ):
         token_ids(lacking, ["b"])
 
 
 def test_the_digest_hashes_lengths_and_ids_as_64_bit_integers():
     numbers = [3, 1, 2, 70_000, 0, 1, 5]  # each length before its ids
-    expected = hashlib.sha256(b"".join(number.to_bytes(8, "little") for number in numbers)).hexdigest()
+    expected = hashlib.sha256(
+        b"".join(number.to_bytes(8, "little") for number in numbers)
+    ).hexdigest()
     assert digest([[1, 2, 70_000], [], [5]]) == expected
-    assert digest(iter([torch.tensor([1, 2, 70_000], dtype=torch.int32), [], [5]])) == expected
+    assert (
+        digest(iter([torch.tensor([1, 2, 70_000], dtype=torch.int32), [], [5]]))
+        == expected
+    )
 
 
-def test_a_document_that_names_a_file_raises_an_error_only_if_first(tokenizer, tmp_path, monkeypatch):
+def test_a_document_that_names_a_file_raises_an_error_only_if_first(
+    tokenizer, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("a").touch()
     assert len(token_ids(tokenizer, ["once", "a", "a"])) == 3

@@ -29,7 +29,10 @@ LETTERS = letter_tokenizer(**BOTH)
 
 
 def ids_of(text: str, first: list[int] | None = None) -> list[int]:
-    return [*([BOS] if first is None else first), *(VOCABULARY[letter] for letter in text)]
+    return [
+        *([BOS] if first is None else first),
+        *(VOCABULARY[letter] for letter in text),
+    ]
 
 
 def tokenise(
@@ -66,7 +69,9 @@ def write_lines(file: Path, *rows: object) -> Path:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    return write_lines(tmp_path / "text.jsonl", *({"text": line, "body": line[::-1]} for line in LINES))
+    return write_lines(
+        tmp_path / "text.jsonl", *({"text": line, "body": line[::-1]} for line in LINES)
+    )
 
 
 @pytest.fixture
@@ -101,7 +106,9 @@ def entries(cache: Path) -> list[Path]:
     [(BOTH, [BOS]), ({"eos_token": "</s>"}, [EOS]), ({}, [])],
     ids=["bos", "eos", "none"],
 )
-def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(text, cache, special, first):
+def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(
+    text, cache, special, first
+):
     store = tokenise(text, cache, letter_tokenizer(**special))
     assert documents(store) == [ids_of(line, first) for line in LINES]
 
@@ -125,12 +132,22 @@ def test_short_documents_are_left_out_and_counted(text, cache, minimum, left):
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        ([], {"min_tokens": 10}, r"no document of .* has 10 tokens: the longest of 5 has 9"),
-        ([{"input_ids": [1, 2]}, {"title": "a"}], {}, r"text.jsonl, line 2 has no field 'text', nor"),
+        (
+            [],
+            {"min_tokens": 10},
+            r"no document of .* has 10 tokens: the longest of 5 has 9",
+        ),
+        (
+            [{"input_ids": [1, 2]}, {"title": "a"}],
+            {},
+            r"text.jsonl, line 2 has no field 'text', nor",
+        ),
     ],
     ids=["too short", "a broken row"],
 )
-def test_an_unusable_source_raises_an_error_and_leaves_no_cache_files(text, cache, rows, settings, message):
+def test_an_unusable_source_raises_an_error_and_leaves_no_cache_files(
+    text, cache, rows, settings, message
+):
     if rows:
         write_lines(text, *rows)
     with pytest.raises(RopepatchError, match=message):
@@ -146,7 +163,11 @@ def test_reading_stops_at_enough_tokens(text, cache, monkeypatch, wanted):
     stream = iter(LINES)
     monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: stream)
     store = tokenise(text, cache, tokens=wanted)
-    enough = (n for n in range(1, 6) if n == 5 or sum(len(line) + 1 for line in LINES[:n]) >= wanted)
+    enough = (
+        n
+        for n in range(1, 6)
+        if n == 5 or sum(len(line) + 1 for line in LINES[:n]) >= wanted
+    )
     needed = LINES[: next(enough)]
     assert documents(store) == list(map(ids_of, needed))
     assert list(stream) == LINES[len(needed) :]
@@ -158,13 +179,18 @@ def test_short_documents_between_long_ones_leave_no_gap(text, cache, monkeypatch
     left = ["abc", "efgh", "hgfedcba"]
     assert documents(store) == [ids_of(line) for line in left]
     assert store.report == "3 documents, 18 tokens; 2 shorter than 4 tokens left out"
-    assert store.ids(2, 12).tolist() == [token for line in left for token in ids_of(line)][2:12]
+    assert (
+        store.ids(2, 12).tolist()
+        == [token for line in left for token in ids_of(line)][2:12]
+    )
 
 
 def test_caching_tokens_needs_less_memory_than_the_tokens(tmp_path, cache, monkeypatch):
     (tmp_path / "a.txt").write_text("replaced by the stream below")
     document = [5] * 5000
-    monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 1000))
+    monkeypatch.setattr(
+        tokens, "stream_documents", lambda *_, **__: iter([document] * 1000)
+    )
     tokenise(tmp_path, cache, tokens=10**4)  # imports datasets
     tracemalloc.start()
     try:
@@ -180,10 +206,19 @@ def test_caching_tokens_needs_less_memory_than_the_tokens(tmp_path, cache, monke
 # the key of a cache entry
 
 
-def test_a_second_request_for_the_same_source_uses_the_cache(text, cache, sources_read, monkeypatch):
+def test_a_second_request_for_the_same_source_uses_the_cache(
+    text, cache, sources_read, monkeypatch
+):
     first = tokenise(text, cache)
     monkeypatch.chdir(text.parent)
-    again = tokenise("text.jsonl", cache, letter_tokenizer(**BOTH), weight=3.0, trained=99, vocabulary=12)
+    again = tokenise(
+        "text.jsonl",
+        cache,
+        letter_tokenizer(**BOTH),
+        weight=3.0,
+        trained=99,
+        vocabulary=12,
+    )
     assert len(sources_read) == 1
     assert (documents(again), again.digest) == (documents(first), first.digest)
 
@@ -199,23 +234,33 @@ CHANGES: dict[str, dict] = {
     "no BOS": {"tokenizer": letter_tokenizer()},
     "another BOS": {"tokenizer": letter_tokenizer(bos_token="</s>")},
     "BOS removed": {"tokenizer": BOS_REMOVED},
-    "special tokens as text": {"tokenizer": letter_tokenizer(**BOTH, split_special_tokens=True)},
+    "special tokens as text": {
+        "tokenizer": letter_tokenizer(**BOTH, split_special_tokens=True)
+    },
     "another class": {"tokenizer": ByT5Tokenizer(), "vocabulary": 400},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_settings_that_change_the_tokens_get_their_own_cache_entry(text, cache, sources_read, change):
+def test_settings_that_change_the_tokens_get_their_own_cache_entry(
+    text, cache, sources_read, change
+):
     tokenise(text, cache)
     changed = tokenise(text, cache, **CHANGES[change])
     assert len(sources_read) == 2
-    assert documents(changed) == documents(tokenise(text, cache / "other", **CHANGES[change]))
+    assert documents(changed) == documents(
+        tokenise(text, cache / "other", **CHANGES[change])
+    )
     tokenise(text, cache)
-    assert len(sources_read) == 3  # the third is for the other folder; both entries of this one remain
+    assert (
+        len(sources_read) == 3
+    )  # the third is for the other folder; both entries of this one remain
     assert len(entries(cache)) == 3  # including that in `other`
 
 
-def test_changed_files_and_a_new_cache_format_are_read_again(tmp_path, cache, sources_read, monkeypatch):
+def test_changed_files_and_a_new_cache_format_are_read_again(
+    tmp_path, cache, sources_read, monkeypatch
+):
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "b.txt").write_text("b")
@@ -224,7 +269,11 @@ def test_changed_files_and_a_new_cache_format_are_read_again(tmp_path, cache, so
     tokenise(folder, cache)
     assert len(sources_read) == 1
     state = (folder / "b.txt").stat()
-    for name, text in (("b.txt", "c"), ("b.txt", "cd"), ("a.txt", "a")):  # changed time, size, or name
+    for name, text in (
+        ("b.txt", "c"),
+        ("b.txt", "cd"),
+        ("a.txt", "a"),
+    ):  # changed time, size, or name
         (folder / name).write_text(text)
         os.utime(folder / name, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
         kept = documents(tokenise(folder, cache))
@@ -258,7 +307,9 @@ def test_cached_token_ids_are_checked_against_the_vocabulary(tmp_path, cache):
 
 
 def test_an_unwritable_cache_raises_one_error(text):
-    with pytest.raises(RopepatchError, match=r"cannot cache the tokens of .* in .*") as caught:
+    with pytest.raises(
+        RopepatchError, match=r"cannot cache the tokens of .* in .*"
+    ) as caught:
         tokenise(text, text / "cache")
     assert "ROPEPATCH_CACHE" in (caught.value.hint or "")
 
@@ -278,7 +329,10 @@ def test_two_concurrent_requests_read_the_source_once(text, cache, monkeypatch):
 
     monkeypatch.setattr(tokens, "stream_documents", wait)
     both = [
-        threading.Thread(target=lambda: stores.append(tokenise(text, cache)), daemon=True) for _ in range(2)
+        threading.Thread(
+            target=lambda: stores.append(tokenise(text, cache)), daemon=True
+        )
+        for _ in range(2)
     ]
     both[0].start()
     assert begun.wait(60)
@@ -295,9 +349,13 @@ def test_two_concurrent_requests_read_the_source_once(text, cache, monkeypatch):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
 def test_a_piece_contains_its_tokens_and_their_counts_per_document(lengths, data):
-    owners = [document for document, length in enumerate(lengths) for _ in range(length)]
+    owners = [
+        document for document, length in enumerate(lengths) for _ in range(length)
+    ]
     split = torch.arange(len(owners)).split(lengths)
-    store = TokenStore.of("", Dataset.from_dict({"input_ids": [ids.tolist() for ids in split]}))
+    store = TokenStore.of(
+        "", Dataset.from_dict({"input_ids": [ids.tolist() for ids in split]})
+    )
     begin = data.draw(st.integers(0, len(owners) - 1))
     end = data.draw(st.integers(begin + 1, len(owners)))
     ids, parts = store.piece(begin, end)
@@ -322,7 +380,9 @@ def test_an_entry_is_kept_by_its_revision_on_the_hub_and_the_last_serves_without
             return SimpleNamespace(sha=revision)
 
         monkeypatch.setattr(tokens.HfApi, "dataset_info", dataset_info)
-        monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter(hub[revision]))
+        monkeypatch.setattr(
+            tokens, "stream_documents", lambda *_, **__: iter(hub[revision])
+        )
         return documents(tokenise("someone/letters", cache))
 
     assert [tokens_at("one"), tokens_at("two")] == [[ids_of("ab")], [ids_of("cd")]]

@@ -19,10 +19,16 @@ from ropepatch.scaling import METHODS
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CONFIGS = {entry["name"]: entry for entry in PUBLISHED}
-LLAMA_3_1, QWEN_3, YARN = "Llama-3.1-8B", "Qwen3-8B, YaRN as documented", "extended with yarn"
+LLAMA_3_1, QWEN_3, YARN = (
+    "Llama-3.1-8B",
+    "Qwen3-8B, YaRN as documented",
+    "extended with yarn",
+)
 
 
-def write(folder: Path, name: str, *, model_max_length: int | None = None, **config: Any) -> Path:
+def write(
+    folder: Path, name: str, *, model_max_length: int | None = None, **config: Any
+) -> Path:
     """A folder with a published config.json and its tokenizer_config.json, both changed."""
     folder.mkdir(parents=True)
     entry = CONFIGS[name]
@@ -36,17 +42,26 @@ def write(folder: Path, name: str, *, model_max_length: int | None = None, **con
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in METHODS), *(("yarn", {"attention_factor": one}) for one in (0.8278, 0.05))],
+    [
+        *((name, {}) for name in METHODS),
+        *(("yarn", {"attention_factor": one}) for one in (0.8278, 0.05)),
+    ],
 )
 def test_extended_checkpoints_have_no_findings_except_for_length_dependent_methods(
     name, options, template, tmp_path
 ):
-    plan = ropepatch.plan(template, to=256, method=name, **example(name, 8).parameters() | options)
-    findings = diagnose(ropepatch.extend(plan, tmp_path / "out", reading=False), measure=False)
+    plan = ropepatch.plan(
+        template, to=256, method=name, **example(name, 8).parameters() | options
+    )
+    findings = diagnose(
+        ropepatch.extend(plan, tmp_path / "out", reading=False), measure=False
+    )
     expected = {"attention-factor-inverted"} if options else set()
     if name in ("dynamic", "longrope-switch"):
         expected.add("switches-against-cache")
-    assert {one.code for one in findings.findings if one.severity != "remark"} == expected
+    assert {
+        one.code for one in findings.findings if one.severity != "remark"
+    } == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +84,9 @@ def test_a_chat_model_without_a_chat_template_is_a_remark(
     if template_text:
         (folder / "chat_template.jinja").write_text(template_text)
     findings = diagnose(folder, measure=False).findings
-    assert [(one.code, one.severity) for one in findings] == [("chat-template-missing", "remark")] * found
+    assert [(one.code, one.severity) for one in findings] == [
+        ("chat-template-missing", "remark")
+    ] * found
 
 
 def test_bundled_and_real_checkpoints_have_no_findings(shared, template):
@@ -79,31 +96,48 @@ def test_bundled_and_real_checkpoints_have_no_findings(shared, template):
 
 
 def test_changed_or_missing_remapping_code_is_an_error(template, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out").folder
+    out = ropepatch.extend(
+        ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out"
+    ).folder
     assert [one.code for one in diagnose(out).findings] == ["needs-ropepatch"]
     code = next(out.glob("*.py"))
     code.write_text(code.read_text() + "\nimport os\n")
-    assert [one.code for one in diagnose(out).findings] == ["remapping-code-changed", "needs-ropepatch"]
+    assert [one.code for one in diagnose(out).findings] == [
+        "remapping-code-changed",
+        "needs-ropepatch",
+    ]
     code.unlink()
     assert diagnose(out, measure=False).has_errors
 
 
 @pytest.mark.parametrize(
     ("file", "content"),
-    [("generation_config.json", "{"), ("tokenizer_config.json", "[]"), ("tokenizer.json", None)],
+    [
+        ("generation_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer.json", None),
+    ],
 )
-def test_an_unreadable_or_invalid_json_file_is_an_error(file, content, template, tmp_path, monkeypatch):
+def test_an_unreadable_or_invalid_json_file_is_an_error(
+    file, content, template, tmp_path, monkeypatch
+):
     folder, read = Path(shutil.copytree(template, tmp_path / "model")), Path.read_text
     (folder / file).write_text(content or "{}")
 
     def read_text(path: Path, **options: str) -> str:
-        if path.name == file and content is None:  # as after chmod 0, which does not restrict root
+        if (
+            path.name == file and content is None
+        ):  # as after chmod 0, which does not restrict root
             raise PermissionError(13, "Permission denied", str(path))
         return read(path, **options)
 
     monkeypatch.setattr(Path, "read_text", read_text)
     (finding,) = diagnose(folder, measure=False).findings
-    assert (finding.code, finding.severity, finding.file) == ("file-unreadable", "error", file)
+    assert (finding.code, finding.severity, finding.file) == (
+        "file-unreadable",
+        "error",
+        file,
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,14 +147,20 @@ def test_an_unreadable_or_invalid_json_file_is_an_error(file, content, template,
         ("config.json", {"rope_theta": None}, False),
     ],
 )
-def test_only_a_repair_of_config_json_removes_the_verification(file, values, verified, template, tmp_path):
-    source = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "model").folder
+def test_only_a_repair_of_config_json_removes_the_verification(
+    file, values, verified, template, tmp_path
+):
+    source = ropepatch.extend(
+        ropepatch.plan(template, to=256), tmp_path / "model"
+    ).folder
     edit_json(source / file, **values)
     record = json.loads((source / "ropepatch.json").read_text())
     out = repair(diagnose(source, measure=False), tmp_path / "out")
     after = json.loads((out / "ropepatch.json").read_text())
     assert "verified" in record
-    assert after == {key: value for key, value in record.items() if verified or key != "verified"}
+    assert after == {
+        key: value for key, value in record.items() if verified or key != "verified"
+    }
     assert (out / "reading.json").exists() == verified
 
 
@@ -131,17 +171,31 @@ def test_only_a_repair_of_config_json_removes_the_verification(file, values, ver
 def repairable(tmp_path) -> Path:
     """A checkpoint folder without the size of a head, with other files."""
     source = write(tmp_path / "model", QWEN_3, head_dim=None)
-    for name in ("README.md", "modeling_x.py", "pytorch_model.bin", ".gitattributes", "tokenizer.json"):
+    for name in (
+        "README.md",
+        "modeling_x.py",
+        "pytorch_model.bin",
+        ".gitattributes",
+        "tokenizer.json",
+    ):
         (source / name).write_text('{"a": 1}')
     (source / "original").mkdir()
     return source
 
 
-def test_a_repair_copies_everything_except_folders_hidden_files_and_pickles(repairable, tmp_path):
+def test_a_repair_copies_everything_except_folders_hidden_files_and_pickles(
+    repairable, tmp_path
+):
     before = contents(repairable)
     out = repair(diagnose(repairable, measure=False), tmp_path / "out")
     assert {path.name for path in out.iterdir()} == {
-        *("README.md", "modeling_x.py", "tokenizer.json", "config.json", "tokenizer_config.json"),
+        *(
+            "README.md",
+            "modeling_x.py",
+            "tokenizer.json",
+            "config.json",
+            "tokenizer_config.json",
+        ),
     }
     assert (out / "README.md").read_text() == '{"a": 1}'
     assert contents(repairable) == before
@@ -149,19 +203,29 @@ def test_a_repair_copies_everything_except_folders_hidden_files_and_pickles(repa
     assert not any(one.fixable for one in diagnose(out, measure=False).findings)
 
 
-def test_a_repair_rejects_existing_or_inner_folders_and_outward_links(repairable, tmp_path):
+def test_a_repair_rejects_existing_or_inner_folders_and_outward_links(
+    repairable, tmp_path
+):
     (tmp_path / "secret").write_text("secret")
     (repairable / "notes.txt").symlink_to(tmp_path / "secret")
-    for out, message in {"model": "already exists", "model/out": "lies inside", "out": "leads out"}.items():
+    for out, message in {
+        "model": "already exists",
+        "model/out": "lies inside",
+        "out": "leads out",
+    }.items():
         with pytest.raises(RopepatchError, match=message):
             repair(diagnose(repairable, measure=False), tmp_path / out)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(tmp_path, run_here):
+def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(
+    tmp_path, run_here
+):
     behind = write(tmp_path / "warning", LLAMA_3_1, model_max_length=4096)
     assert run_here("doctor", behind, "--no-measure").returncode == 0
-    contradicting = write(tmp_path / "error", LLAMA_3_1, original_max_position_embeddings=4096)
+    contradicting = write(
+        tmp_path / "error", LLAMA_3_1, original_max_position_embeddings=4096
+    )
     result = run_here("doctor", contradicting)
     assert result.returncode == 1
     lines = result.stdout.split("\n\n")[1].splitlines()
@@ -169,11 +233,21 @@ def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(tmp_path,
         "error: keys-contradict",
         "  where   config.json original_max_position_embeddings = 4096",
     ]
-    assert [line.split()[0] for line in lines[2:]] == ["what", "why", "remedy", "--fix", "thread"]
+    assert [line.split()[0] for line in lines[2:]] == [
+        "what",
+        "why",
+        "remedy",
+        "--fix",
+        "thread",
+    ]
 
 
 def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here):
-    original = {"factor": 0.25, "original_max_position_embeddings": 131072, "rope_type": "yarn"}
+    original = {
+        "factor": 0.25,
+        "original_max_position_embeddings": 131072,
+        "rope_type": "yarn",
+    }
     source = write(tmp_path / "model", QWEN_3, head_dim=None, rope_scaling=original)
     result = run_here("doctor", source, "--no-measure", "--fix", tmp_path / "out")
     assert result.returncode == 1  # the lengths remain
@@ -182,8 +256,13 @@ def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here
     assert json.loads((tmp_path / "out/config.json").read_text())["head_dim"] == 128
 
 
-def test_doctor_without_findings_prints_the_checked_files_and_makes_no_copy(tmp_path, run_here):
+def test_doctor_without_findings_prints_the_checked_files_and_makes_no_copy(
+    tmp_path, run_here
+):
     result = run_here("doctor", "tiny", "--no-measure", "--fix", tmp_path / "out")
-    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "tiny: no problems found")
+    assert (result.returncode, result.stdout.splitlines()[0]) == (
+        0,
+        "tiny: no problems found",
+    )
     assert "model.safetensors" in result.stdout
     assert not (tmp_path / "out").exists()

@@ -37,15 +37,27 @@ def sharded(shards, tmp_path) -> Path:
 def scaled(folder: Path, **changes: object) -> Path:
     """The checkpoint with YaRN to 256 tokens in both generations of keys."""
     older = YARN | {"type": "yarn"} | changes
-    ropes = {"rope_parameters": YARN | {"rope_theta": 10000.0} | changes, "rope_scaling": older}
-    edit_json(folder / "config.json", max_position_embeddings=4 * WINDOW, rope_theta=10000.0, **ropes)
+    ropes = {
+        "rope_parameters": YARN | {"rope_theta": 10000.0} | changes,
+        "rope_scaling": older,
+    }
+    edit_json(
+        folder / "config.json",
+        max_position_embeddings=4 * WINDOW,
+        rope_theta=10000.0,
+        **ropes,
+    )
     edit_json(folder / "tokenizer_config.json", model_max_length=4 * WINDOW)
     edit_json(folder / "generation_config.json", max_length=4 * WINDOW)
     return folder
 
 
 def codes(folder: Path, *, measure: bool = False) -> list[str]:
-    return [one.code for one in diagnose(folder, measure=measure).findings if one.severity != "remark"]
+    return [
+        one.code
+        for one in diagnose(folder, measure=measure).findings
+        if one.severity != "remark"
+    ]
 
 
 # --- weights --------------------------------------------------------------------------------------------
@@ -67,10 +79,14 @@ def misplaced(places: dict[str, str]) -> dict[str, str]:
 def second_content(folder: Path) -> None:
     """Put a tensor of the first file into the last one as well, as zeros."""
     last = max(folder.glob("model-*"))
-    name = next(name for name, file in index(folder).items() if file.startswith("model-00001"))
+    name = next(
+        name for name, file in index(folder).items() if file.startswith("model-00001")
+    )
     tensors = safetensors.torch.load_file(folder / index(folder)[name])
     others = safetensors.torch.load_file(last)
-    safetensors.torch.save_file(others | {name: torch.zeros_like(tensors[name])}, last, {"format": "pt"})
+    safetensors.torch.save_file(
+        others | {name: torch.zeros_like(tensors[name])}, last, {"format": "pt"}
+    )
 
 
 def other_index(content: str):
@@ -80,25 +96,55 @@ def other_index(content: str):
 @pytest.mark.parametrize(
     ("damage", "code", "problem"),
     [
-        (lambda folder: placed(folder, misplaced), "weights-unreadable", "which does not hold it"),
+        (
+            lambda folder: placed(folder, misplaced),
+            "weights-unreadable",
+            "which does not hold it",
+        ),
         (
             lambda folder: placed(folder, lambda places: dict([*places.items()][1:])),
             "weights-misfit",
             "1 missing keys",
         ),
         (
-            lambda folder: placed(folder, lambda places: places | {"model.ghost": min(places.values())}),
+            lambda folder: placed(
+                folder, lambda places: places | {"model.ghost": min(places.values())}
+            ),
             "weights-unreadable",
             "model.ghost",
         ),
-        (second_content, "weights-unreadable", "model-00001-of-00004.safetensors and in model-00004-of"),
+        (
+            second_content,
+            "weights-unreadable",
+            "model-00001-of-00004.safetensors and in model-00004-of",
+        ),
         (other_index("{"), "weights-unreadable", "cannot read"),
-        (lambda folder: edit_json(folder / INDEX, metadata="x"), "weights-unreadable", "expected an object"),
+        (
+            lambda folder: edit_json(folder / INDEX, metadata="x"),
+            "weights-unreadable",
+            "expected an object",
+        ),
         (other_index("{}"), "weights-unreadable", "no weight_map"),
-        (other_index('{"weight_map": {"lm_head.weight": 3}}'), "weights-unreadable", "names 3"),
-        (lambda folder: (folder / INDEX).unlink(), "weights-unreadable", "no weights in"),
-        (lambda folder: sorted(folder.glob("model-*"))[1].unlink(), "weights-unreadable", "model-00002-of-"),
-        (lambda folder: edit_json(folder / "config.json", vocab_size=47), "weights-misfit", "expected [47"),
+        (
+            other_index('{"weight_map": {"lm_head.weight": 3}}'),
+            "weights-unreadable",
+            "names 3",
+        ),
+        (
+            lambda folder: (folder / INDEX).unlink(),
+            "weights-unreadable",
+            "no weights in",
+        ),
+        (
+            lambda folder: sorted(folder.glob("model-*"))[1].unlink(),
+            "weights-unreadable",
+            "model-00002-of-",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", vocab_size=47),
+            "weights-misfit",
+            "expected [47",
+        ),
         (
             lambda folder: edit_json(folder / "config.json", num_hidden_layers=1),
             "weights-misfit",
@@ -132,19 +178,27 @@ def other_index(content: str):
         "quantisation without a method",
     ],
 )
-def test_incomplete_or_mismatched_weights_are_one_unfixable_error(sharded, damage, code, problem):
+def test_incomplete_or_mismatched_weights_are_one_unfixable_error(
+    sharded, damage, code, problem
+):
     damage(sharded)
     (finding,) = diagnose(sharded, measure=False).findings
     assert (finding.code, finding.severity, finding.fixable) == (code, "error", False)
     assert problem in finding.problem
 
 
-def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(sharded, template):
+def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(
+    sharded, template
+):
     """Errors of the ignored set are not reported."""
     shutil.copy(template / "model.safetensors", sharded)
     placed(sharded, misplaced)
     (finding,) = diagnose(sharded).findings
-    assert (finding.code, finding.severity, finding.file) == ("weights-twice", "warning", INDEX)
+    assert (finding.code, finding.severity, finding.file) == (
+        "weights-twice",
+        "warning",
+        INDEX,
+    )
     assert "transformers loads model.safetensors" in finding.problem
     assert f"remove {INDEX} and its files" in finding.remedy
     assert "model.safetensors" in str(diagnose(sharded)).splitlines()[1].split(", ")
@@ -153,14 +207,21 @@ def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(sharded,
 
 
 @pytest.mark.parametrize(
-    "kind", ["Qwen3ForSequenceClassification", "Qwen3ForTokenClassification", "Qwen3Model"]
+    "kind",
+    ["Qwen3ForSequenceClassification", "Qwen3ForTokenClassification", "Qwen3Model"],
 )
 def test_classifiers_rerankers_and_embedding_models_are_sound(kind, tmp_path):
     config = tiny_model("qwen3").config
     getattr(transformers, kind)(config).save_pretrained(tmp_path / "model")
-    (remark,) = [one for one in diagnose(tmp_path / "model").findings if one.code != "tokenizer-missing"]
+    (remark,) = [
+        one
+        for one in diagnose(tmp_path / "model").findings
+        if one.code != "tokenizer-missing"
+    ]
     assert (remark.code, remark.severity) == ("no-language-model", "remark")
-    with pytest.raises(RopepatchError, match=f"names {kind}, which has no language model head"):
+    with pytest.raises(
+        RopepatchError, match=f"names {kind}, which has no language model head"
+    ):
         ropepatch.extend(tmp_path / "model", tmp_path / "out", to="2x")
     edit_json(tmp_path / "model/config.json", vocab_size=47)
     assert "weights-misfit" in codes(tmp_path / "model")
@@ -173,21 +234,34 @@ def test_a_wrong_number_of_experts_is_an_error(experts, tmp_path):
     assert codes(tmp_path) == ["weights-misfit", "tokenizer-missing"]
 
 
-def test_doctor_and_extend_report_weights_that_the_model_does_not_use(folder, tmp_path, caplog):
+def test_doctor_and_extend_report_weights_that_the_model_does_not_use(
+    folder, tmp_path, caplog
+):
     """Weights outside its layers, such as the value head of a critic."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     head = {"v_head.weight": tensors["model.norm.weight"].clone()}
-    safetensors.torch.save_file(tensors | head, folder / "model.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(
+        tensors | head, folder / "model.safetensors", {"format": "pt"}
+    )
     assert codes(folder) == ["weights-unused"]
     ropepatch.extend(folder, tmp_path / "out", to=256)
     (record,) = [one for one in caplog.records if one.name == "ropepatch.model.loading"]
-    assert record.message == f"{folder}: its model does not use 1 of the weights, for instance v_head.weight"
+    assert (
+        record.message
+        == f"{folder}: its model does not use 1 of the weights, for instance v_head.weight"
+    )
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma", "olmo2", "starcoder2"])
-def test_a_missing_tokenizer_is_a_warning_even_if_transformers_creates_one(model_type, tmp_path):
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen3", "gemma", "olmo2", "starcoder2"]
+)
+def test_a_missing_tokenizer_is_a_warning_even_if_transformers_creates_one(
+    model_type, tmp_path
+):
     tiny_model(model_type).save_pretrained(tmp_path)
-    (finding,) = [one for one in diagnose(tmp_path).findings if one.file == "tokenizer.json"]
+    (finding,) = [
+        one for one in diagnose(tmp_path).findings if one.file == "tokenizer.json"
+    ]
     assert (finding.code, finding.severity) == ("tokenizer-missing", "warning")
     with pytest.raises(RopepatchError, match=r"tokenizer (in|of) "):
         ropepatch.evaluate(tmp_path, text=__file__)
@@ -200,10 +274,15 @@ def test_another_weights_file_named_in_config_json_is_an_error(folder):
     assert codes(folder) == []
 
 
-@pytest.mark.parametrize(("count", "code"), [(1, "weights-unreadable"), (100_000, "weights-unreadable")])
+@pytest.mark.parametrize(
+    ("count", "code"), [(1, "weights-unreadable"), (100_000, "weights-unreadable")]
+)
 def test_missing_shards_or_too_long_names_are_one_short_finding(sharded, count, code):
     names = [f"{'x' * 5000 if count == 1 else n}.safetensors" for n in range(count)]
-    edit_json(sharded / INDEX, weight_map=index(sharded) | dict(zip(map(str, names), names, strict=True)))
+    edit_json(
+        sharded / INDEX,
+        weight_map=index(sharded) | dict(zip(map(str, names), names, strict=True)),
+    )
     diagnosis = diagnose(sharded, measure=False)
     assert [one.code for one in diagnosis.findings] == [code]
     assert len(str(diagnosis)) < 3000
@@ -220,7 +299,9 @@ def test_a_nan_anywhere_in_the_weights_is_an_error(dtype, where, folder, monkeyp
     value[where] = math.nan
     tensors[name] = value.reshape(tensors[name].shape).to(dtype)
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (finding,) = [one for one in diagnose(folder).findings if one.code == "weights-not-finite"]
+    (finding,) = [
+        one for one in diagnose(folder).findings if one.code == "weights-not-finite"
+    ]
     assert name in finding.problem
     assert "weights-not-finite" not in codes(folder)
 
@@ -240,7 +321,9 @@ def test_a_truncated_weights_file_is_reported(folder, keep):
 
 def test_linked_weights_are_checked_and_a_repair_copies_them(folder, tmp_path):
     """`extend` follows such links too."""
-    weights = Path(shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors"))
+    weights = Path(
+        shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    )
     (folder / "model.safetensors").symlink_to(weights)
     assert codes(folder) == []
     scaled(folder)
@@ -270,21 +353,30 @@ def adapter(folder, tmp_path) -> Path:
     place = tmp_path / "adapter"
     place.mkdir()
     (place / "ropepatch.json").write_text(json.dumps(record))
-    (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    (place / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(folder)})
+    )
     return place
 
 
 def test_an_adapter_whose_base_lacks_its_scaling_is_a_warning(adapter):
     (finding,) = diagnose(adapter).findings
-    assert (finding.code, finding.severity, finding.fixable) == ("adapter-base-lacks-rope", "warning", False)
+    assert (finding.code, finding.severity, finding.fixable) == (
+        "adapter-base-lacks-rope",
+        "warning",
+        False,
+    )
     assert "yarn at 256 tokens" in finding.problem
     assert "load_adapter" in finding.remedy
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"), [({}, []), ({"attention_factor": 1.0}, ["adapter-base-lacks-rope"])]
+    ("options", "expected"),
+    [({}, []), ({"attention_factor": 1.0}, ["adapter-base-lacks-rope"])],
 )
-def test_the_base_of_an_adapter_must_have_its_rope(adapter, folder, tmp_path, options, expected):
+def test_the_base_of_an_adapter_must_have_its_rope(
+    adapter, folder, tmp_path, options, expected
+):
     made = ropepatch.plan(folder, to=256, **options)
     out = ropepatch.extend(made, tmp_path / "extended", reading=False).folder
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
@@ -302,21 +394,31 @@ def test_an_adapter_without_a_record_is_checked_by_its_tokenizer_length(adapter)
     (adapter / "ropepatch.json").unlink()
     (remark,) = diagnose(adapter).findings
     assert (remark.code, remark.severity) == ("adapter-without-record", "remark")
-    (adapter / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
+    (adapter / "tokenizer_config.json").write_text(
+        json.dumps({"model_max_length": 256})
+    )
     (finding,) = diagnose(adapter).findings
     assert (finding.code, finding.severity) == ("adapter-base-lacks-rope", "warning")
-    (adapter / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
+    (adapter / "tokenizer_config.json").write_text(
+        json.dumps({"model_max_length": 10**30})
+    )
     assert codes(adapter) == []
 
 
 @pytest.mark.parametrize("inv_freq", ["x", None, [], [1.0], [[1.0]], [None], {"a": 1}])
-def test_invalid_frequencies_in_an_adapter_record_count_as_another_rope(adapter, inv_freq):
+def test_invalid_frequencies_in_an_adapter_record_count_as_another_rope(
+    adapter, inv_freq
+):
     edit_json(adapter / "ropepatch.json", inv_freq=inv_freq)
     assert codes(adapter) == ["adapter-base-lacks-rope"]
 
 
-def test_repairing_an_adapter_or_diagnosing_an_invalid_one_raises_an_error(adapter, tmp_path):
-    with pytest.raises(RopepatchError, match="no problem that can be fixed automatically"):
+def test_repairing_an_adapter_or_diagnosing_an_invalid_one_raises_an_error(
+    adapter, tmp_path
+):
+    with pytest.raises(
+        RopepatchError, match="no problem that can be fixed automatically"
+    ):
         repair(diagnose(adapter), tmp_path / "out")
     (adapter / "adapter_config.json").write_text("[")
     with pytest.raises(RopepatchError):

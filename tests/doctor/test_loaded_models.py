@@ -17,9 +17,16 @@ from ropepatch.doctor.findings import MEMORY
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
-YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = PLAIN | {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LISTS = {"short_factor": [1.0] * 8, "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0]}
+LISTS = {
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0],
+}
 ROPES = {
     "default": PLAIN,
     "linear": PLAIN | {"rope_type": "linear", "factor": 2.0},
@@ -29,7 +36,10 @@ ROPES = {
     "longrope": YARN | {"rope_type": "longrope"} | LISTS,
 }
 LAYERS = {"sliding_attention": PLAIN, "full_attention": YARN}
-FLAT, BY_LAYER = ("llama", "mistral", "qwen3", "qwen2", "gpt_neox"), ("gemma3_text", "olmo3")
+FLAT, BY_LAYER = (
+    ("llama", "mistral", "qwen3", "qwen2", "gpt_neox"),
+    ("gemma3_text", "olmo3"),
+)
 
 
 def made(model_type="llama", rope="yarn"):
@@ -37,7 +47,9 @@ def made(model_type="llama", rope="yarn"):
     parameters = LAYERS if model_type in BY_LAYER else ROPES[rope]
     more = {"partial_rotary_factor": 1.0} if model_type == "gpt_neox" else {}
     sizes = {"max_position_embeddings": 64 if rope in ("default", "dynamic") else 256}
-    return tiny_model(model_type, rope_parameters=copy.deepcopy(parameters), **sizes, **more)
+    return tiny_model(
+        model_type, rope_parameters=copy.deepcopy(parameters), **sizes, **more
+    )
 
 
 def buffers(model):
@@ -50,20 +62,31 @@ def buffers(model):
 
 
 def ids(length):
-    return torch.randint(3, 128, (1, length), generator=torch.Generator().manual_seed(length))
+    return torch.randint(
+        3, 128, (1, length), generator=torch.Generator().manual_seed(length)
+    )
 
 
 def garbage(table, draw):
-    table.copy_(torch.tensor([draw.randrange(2**31) for _ in table], dtype=torch.int32).view(torch.float32))
+    table.copy_(
+        torch.tensor([draw.randrange(2**31) for _ in table], dtype=torch.int32).view(
+            torch.float32
+        )
+    )
     table[draw.randrange(len(table))] = draw.choice([torch.nan, -3.0, 4e-41, torch.inf])
 
 
 DAMAGES = {
     "garbage": (garbage, "rope-rescaled"),
     "zeros": (lambda table, draw: table.zero_(), "rope-rescaled"),
-    "another scale": (lambda table, draw: table.mul_(draw.choice([0.25, 0.9, 1.5])), "rope-rescaled"),
+    "another scale": (
+        lambda table, draw: table.mul_(draw.choice([0.25, 0.9, 1.5])),
+        "rope-rescaled",
+    ),
     "rounded": (
-        lambda table, draw: table.copy_(table.to(draw.choice([torch.bfloat16, torch.float16])).float()),
+        lambda table, draw: table.copy_(
+            table.to(draw.choice([torch.bfloat16, torch.float16])).float()
+        ),
         "rope-rounded",
     ),
 }
@@ -74,18 +97,23 @@ def test_random_damage_to_one_buffer_is_the_only_finding_and_repaired_exactly(se
     draw = random.Random(seed)
     model = made(draw.choice([*FLAT, *BY_LAYER]), draw.choice([*ROPES]))
     with torch.no_grad():
-        sound, before = model(ids(40)).logits, copy.deepcopy(dict(model.named_buffers()))
+        sound, before = (
+            model(ids(40)).logits,
+            copy.deepcopy(dict(model.named_buffers())),
+        )
     key = draw.choice(sorted(buffers(model)))
     damage, code = DAMAGES[draw.choice([*DAMAGES])]
     module, name = buffers(model)[key]
     damage(getattr(module, name), draw)
-    assert [(one.code, one.key, one.file) for one in ropepatch.diagnose(model).findings] == [
-        (code, key, MEMORY)
-    ]
+    assert [
+        (one.code, one.key, one.file) for one in ropepatch.diagnose(model).findings
+    ] == [(code, key, MEMORY)]
     repaired = ropepatch.diagnose(model, repair=True)
     assert not repaired.findings
     assert [one.key for one in repaired.repaired] == [key]
-    assert all(torch.equal(table, before[name]) for name, table in model.named_buffers())
+    assert all(
+        torch.equal(table, before[name]) for name, table in model.named_buffers()
+    )
     with torch.no_grad():
         assert torch.equal(model(ids(40)).logits, sound)
 
@@ -110,7 +138,9 @@ def reloaded(folder, dtype, *kind):
 
 
 def fine_tuned(model):
-    return get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    return get_peft_model(
+        model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
+    )
 
 
 def swapped():
@@ -128,7 +158,9 @@ def remapped():
 SOUND = {
     "yarn": lambda folder: made(),
     "patched": lambda folder: patched(method="yarn"),
-    "patched by another method, rounded since": lambda folder: patched(method="ntk").to(torch.bfloat16),
+    "patched by another method, rounded since": lambda folder: patched(method="ntk").to(
+        torch.bfloat16
+    ),
     "a copy of a patched model": lambda folder: copy.deepcopy(patched(method="yarn")),
     "patched and fine_tuned": lambda folder: fine_tuned(patched(method="yarn")),
     "fine-tuned": lambda folder: fine_tuned(made()),
@@ -136,14 +168,20 @@ SOUND = {
     "copied": lambda folder: copy.deepcopy(made()),
     "bfloat16": lambda folder: reloaded(folder, torch.bfloat16),
     "float16": lambda folder: reloaded(folder, torch.float16, "qwen3", "llama3"),
-    "bfloat16 by layer type": lambda folder: reloaded(folder, torch.bfloat16, "gemma3_text"),
+    "bfloat16 by layer type": lambda folder: reloaded(
+        folder, torch.bfloat16, "gemma3_text"
+    ),
     "float64": lambda folder: made().double(),
     "longrope": lambda folder: made(rope="longrope"),
     "longrope after a long prompt": lambda folder: after(made(rope="longrope"), 100),
-    "longrope after a long and a short prompt": lambda folder: after(made("qwen2", "longrope"), 100, 20),
+    "longrope after a long and a short prompt": lambda folder: after(
+        made("qwen2", "longrope"), 100, 20
+    ),
     "dynamic": lambda folder: made(rope="dynamic"),
     "dynamic after a long prompt": lambda folder: after(made(rope="dynamic"), 100),
-    "dynamic after long and short prompts": lambda folder: after(made(rope="dynamic"), 100, 20, 80),
+    "dynamic after long and short prompts": lambda folder: after(
+        made(rope="dynamic"), 100, 20, 80
+    ),
     "two tables": lambda folder: made("gemma3_text"),
     "swapped": lambda folder: swapped(),
     "remapped": lambda folder: remapped(),
@@ -160,17 +198,29 @@ def test_a_scaling_written_after_loading_is_an_error_with_both_tables():
     """Soup#793."""
     model = made(rope="default")
     model.config.rope_parameters = dict(YARN)
-    found = {one.key.rpartition(".")[2]: one for one in ropepatch.diagnose(model).findings}
+    found = {
+        one.key.rpartition(".")[2]: one for one in ropepatch.diagnose(model).findings
+    }
     assert found.keys() == {"inv_freq", "original_inv_freq", "attention_scaling"}
     assert all(one.code == "rope-rescaled" for one in found.values())
-    assert "is 1; the config (yarn) computes 1.13863" in found["attention_scaling"].problem
-    assert "... 8 frequencies]; the config (yarn) computes [1," in found["inv_freq"].problem
+    assert (
+        "is 1; the config (yarn) computes 1.13863" in found["attention_scaling"].problem
+    )
+    assert (
+        "... 8 frequencies]; the config (yarn) computes [1,"
+        in found["inv_freq"].problem
+    )
     assert found["original_inv_freq"].severity == "warning"  # static RoPE never uses it
 
 
-@pytest.mark.parametrize(("rope", "name"), [("dynamic", "inv_freq"), ("longrope", "original_inv_freq")])
+@pytest.mark.parametrize(
+    ("rope", "name"), [("dynamic", "inv_freq"), ("longrope", "original_inv_freq")]
+)
 def test_frequencies_left_over_from_a_longer_prompt_are_an_error(rope, name):
-    model, late = made(rope=rope), after(made(rope=rope), 128 if rope == "dynamic" else 65)
+    model, late = (
+        made(rope=rope),
+        after(made(rope=rope), 128 if rope == "dynamic" else 65),
+    )
     getattr(model.model.rotary_emb, name).copy_(late.model.rotary_emb.inv_freq)
     (found,) = ropepatch.diagnose(model).findings
     assert (found.code, found.severity) == ("rope-rescaled", "error")
@@ -182,7 +232,10 @@ def test_a_wrong_attention_factor_is_reported_and_repaired(layer):
     name, rotary = f"{layer}attention_scaling", model.model.rotary_emb
     right = getattr(rotary, name)
     setattr(rotary, name, 1.0)
-    assert [one.key.rpartition(".")[2] for one in ropepatch.diagnose(model, repair=True).repaired] == [name]
+    assert [
+        one.key.rpartition(".")[2]
+        for one in ropepatch.diagnose(model, repair=True).repaired
+    ] == [name]
     assert getattr(rotary, name) == right
 
 
@@ -190,7 +243,9 @@ def test_frequencies_are_compared_with_the_current_config_of_the_model():
     model = made(rope="default")
     model.config = made().config
     assert ropepatch.diagnose(model, repair=True).repaired
-    assert torch.equal(model.model.rotary_emb.inv_freq, made().model.rotary_emb.inv_freq)
+    assert torch.equal(
+        model.model.rotary_emb.inv_freq, made().model.rotary_emb.inv_freq
+    )
 
 
 @pytest.mark.parametrize("damage", ["inv_freq", "original_inv_freq"])
@@ -223,7 +278,10 @@ def test_a_model_with_zeroed_inv_freq_cannot_be_measured_or_patched(damage, tiny
 def test_measuring_a_model_with_rounded_inv_freq_gives_a_warning(tiny, caplog):
     model = copy.deepcopy(tiny[0]).to(torch.bfloat16)
     ropepatch.perplexity(model, tiny[1], ["the fox"])
-    assert "inv_freq is rounded to bfloat16, 0.046 radians off at 256 tokens" in caplog.text
+    assert (
+        "inv_freq is rounded to bfloat16, 0.046 radians off at 256 tokens"
+        in caplog.text
+    )
     rotary, before = model.model.rotary_emb, model.dtype
     ropepatch.diagnose(model, repair=True)
     assert (rotary.inv_freq.dtype, model.dtype) == (torch.float32, before)
@@ -238,7 +296,9 @@ class Shard(torch.Tensor):
 
 def test_tables_that_cannot_be_compared_are_mentioned_and_give_no_finding():
     model = made()
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:4].as_subclass(Shard)
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:4].as_subclass(
+        Shard
+    )
     found = ropepatch.diagnose(model)
     assert not found.findings
     assert "not inv_freq, of which this process holds no whole copy" in str(found)

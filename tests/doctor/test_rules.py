@@ -20,15 +20,33 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 Values = dict[str, Any]
 CONFIGS: dict[str, Facts] = {
-    entry["name"]: Facts(entry["config"], entry.get("tokenizer") or {}) for entry in PUBLISHED
+    entry["name"]: Facts(entry["config"], entry.get("tokenizer") or {})
+    for entry in PUBLISHED
 }
-CODE, LLAMA_2, LLAMA_3, LLAMA_3_1 = "CodeLlama-7b", "Llama-2-7b", "Meta-Llama-3-8B", "Llama-3.1-8B"
-QWEN_2, QWEN_3, MISTRAL = "Qwen2.5-7B-Instruct", "Qwen3-8B, YaRN as documented", "Mistral-7B-v0.3"
-YARN, LONGROPE, YARN_LLAMA = "extended with yarn", "extended with longrope", "Yarn-Llama-2-7b-64k"
+CODE, LLAMA_2, LLAMA_3, LLAMA_3_1 = (
+    "CodeLlama-7b",
+    "Llama-2-7b",
+    "Meta-Llama-3-8B",
+    "Llama-3.1-8B",
+)
+QWEN_2, QWEN_3, MISTRAL = (
+    "Qwen2.5-7B-Instruct",
+    "Qwen3-8B, YaRN as documented",
+    "Mistral-7B-v0.3",
+)
+YARN, LONGROPE, YARN_LLAMA = (
+    "extended with yarn",
+    "extended with longrope",
+    "Yarn-Llama-2-7b-64k",
+)
 VICUNA, AFM, PHI = "vicuna-7b-v1.5-16k", "AFM-4.5B", "Phi-3-mini-128k"
 LFM, QWEN_3_5 = "LFM2.5-VL-1.6B", "Qwen3.6-35B-A3B"
 DUAL, LIMIT = "dual_chunk_attention_config", "model_max_length"
-ORIGINAL, WINDOW, THETA = "original_max_position_embeddings", "max_position_embeddings", "rope_theta"
+ORIGINAL, WINDOW, THETA = (
+    "original_max_position_embeddings",
+    "max_position_embeddings",
+    "rope_theta",
+)
 NEWER, OLDER, ARCHITECTURES = "rope_parameters", "rope_scaling", "architectures"
 PLAIN = {"rope_type": "default", THETA: 1000000.0}
 TEN_THOUSAND = PLAIN | {THETA: 10000.0}
@@ -46,32 +64,68 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
     ("theta-lost", "error", CODE, {THETA: None}, {}, {}),
     ("theta-lost", "error", LLAMA_3_1, {THETA: ...}, {}, {}),
     ("theta-lost", "error", YARN, {THETA: None}, {}, {THETA: 20000.0}),
-    ("theta-lost", "warning", YARN, {f"{NEWER}/{THETA}": ...}, {}, {f"{NEWER}/{THETA}": 20000.0}),
-    ("theta-lost", "warning", MISTRAL, {THETA: ...}, {THETA: ..., "model_type": "phi"}, {}),
+    (
+        "theta-lost",
+        "warning",
+        YARN,
+        {f"{NEWER}/{THETA}": ...},
+        {},
+        {f"{NEWER}/{THETA}": 20000.0},
+    ),
+    (
+        "theta-lost",
+        "warning",
+        MISTRAL,
+        {THETA: ...},
+        {THETA: ..., "model_type": "phi"},
+        {},
+    ),
     (  # as NeMo RL writes it
         *("theta-lost", "warning", QWEN_3, {THETA: ..., f"{OLDER}/{THETA}": 1000000}),
         {f"{OLDER}/{THETA}": 1000000},
         {THETA: 1000000.0},
     ),
     ("theta-lost", "error", QWEN_2, TWICE | {THETA: ...}, TWICE, {THETA: 1000000.0}),
-    ("keys-contradict", "error", YARN, {THETA: 1e4}, {THETA: 1e4, f"{NEWER}/{THETA}": 1e4}, {}),
+    (
+        "keys-contradict",
+        "error",
+        YARN,
+        {THETA: 1e4},
+        {THETA: 1e4, f"{NEWER}/{THETA}": 1e4},
+        {},
+    ),
     ("keys-contradict", "error", YARN, {f"{OLDER}/beta_fast": 16.0}, {}, {}),
     ("keys-contradict", "error", LLAMA_3_1, {ORIGINAL: 32768}, {ORIGINAL: 8192}, {}),
-    ("keys-contradict", "error", LLAMA_3_1, {"*/type": "dynamic"}, {"*/type": "llama3"}, {}),
+    (
+        "keys-contradict",
+        "error",
+        LLAMA_3_1,
+        {"*/type": "dynamic"},
+        {"*/type": "llama3"},
+        {},
+    ),
     (
         *("only-new-keys", "warning", MISTRAL, {THETA: ..., NEWER: PLAIN}),
         {THETA: ..., NEWER: TEN_THOUSAND},  # the default of older programs
         {THETA: 1e6, OLDER: None},
     ),
     (
-        *("only-new-keys", "warning", VICUNA, {OLDER: ..., NEWER: LINEAR | {THETA: 1e4}}),
+        *(
+            "only-new-keys",
+            "warning",
+            VICUNA,
+            {OLDER: ..., NEWER: LINEAR | {THETA: 1e4}},
+        ),
         # mlx-lm reads the newer keys of this type, and transformers 4 does not have it
         {OLDER: ..., NEWER: LINEAR | {THETA: 1e4}, "model_type": "ministral3"},
         {THETA: 1e4, OLDER: LINEAR | {"type": "linear"}},
     ),
     (
         *("only-new-keys", "warning", LLAMA_2),
-        {"model_type": "stablelm", NEWER: TEN_THOUSAND | {"partial_rotary_factor": 0.25}},
+        {
+            "model_type": "stablelm",
+            NEWER: TEN_THOUSAND | {"partial_rotary_factor": 0.25},
+        },
         {"model_type": "stablelm", NEWER: TEN_THOUSAND, "partial_rotary_factor": 0.25},
         {"partial_rotary_factor": 0.25, THETA: 10000.0, OLDER: None},
     ),
@@ -80,7 +134,14 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
         {f"text_config/{THETA}": 5e5, f"text_config/{OLDER}": None},
     ),
     ("type-unknown", "error", LLAMA_3_1, {"*/rope_type": "yarm"}, {}, {}),
-    ("type-unknown", "error", YARN_LLAMA, {"*/type": "deepseek_yarn"}, {}, {"*/type": "yarn"}),
+    (
+        "type-unknown",
+        "error",
+        YARN_LLAMA,
+        {"*/type": "deepseek_yarn"},
+        {},
+        {"*/type": "yarn"},
+    ),
     ("type-unknown", "error", YARN_LLAMA, {"*/type": "telechat3-yarn"}, {}, {}),
     ("type-unknown", "error", PHI, {"*/type": "su"}, {}, {"*/type": "longrope"}),
     ("type-unknown", "error", YARN_LLAMA, {"*/type": "ntk"}, {}, {}),
@@ -92,7 +153,14 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
         {OLDER: FOURFOLD, "head_dim": 128},
         {"head_dim": 128},
     ),
-    ("key-unread", "warning", QWEN_3, {"*/attn_factor": 0.8782488562869419}, {"*/attn_factor": 1.0}, {}),
+    (
+        "key-unread",
+        "warning",
+        QWEN_3,
+        {"*/attn_factor": 0.8782488562869419},
+        {"*/attn_factor": 1.0},
+        {},
+    ),
     ("key-unread", "warning", AFM, {"*/mscale": 0.707}, {"*/mscale": 1}, {}),
     (
         "key-unread",
@@ -102,12 +170,38 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
         {"*/mscale_all_dim": 1.0},
         {},
     ),
-    ("attention-factor-inverted", "warning", QWEN_3, {"*/attention_factor": 0.8782}, {}, {}),
-    ("attention-factor-inverted", "warning", YARN, {"*/attention_factor": 0}, {"*/attention_factor": 1}, {}),
-    ("truncate-ignored", "warning", YARN, {"*/truncate": False}, {"*/truncate": True}, {}),
+    (
+        "attention-factor-inverted",
+        "warning",
+        QWEN_3,
+        {"*/attention_factor": 0.8782},
+        {},
+        {},
+    ),
+    (
+        "attention-factor-inverted",
+        "warning",
+        YARN,
+        {"*/attention_factor": 0},
+        {"*/attention_factor": 1},
+        {},
+    ),
+    (
+        "truncate-ignored",
+        "warning",
+        YARN,
+        {"*/truncate": False},
+        {"*/truncate": True},
+        {},
+    ),
     ("truncate-ignored", "remark", "gpt-oss-20b", {}, {"*/truncate": True}, {}),
     (
-        *("switches-against-cache", "warning", LLAMA_2, {OLDER: {"type": "dynamic", "factor": 4.0}}),
+        *(
+            "switches-against-cache",
+            "warning",
+            LLAMA_2,
+            {OLDER: {"type": "dynamic", "factor": 4.0}},
+        ),
         {OLDER: {"type": "linear", "factor": 4.0}},
         {},
     ),
@@ -121,31 +215,73 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
     ),
     ("factor-contradicts-lengths", "error", QWEN_3, {WINDOW: 16384}, {}, {}),
     (
-        *("factor-contradicts-lengths", "error", LONGROPE, NO_FACTOR | {"*/factor": 5.0}),
-        {"*/factor": 5.0},  # with an attention factor, nothing is computed from the factor
+        *(
+            "factor-contradicts-lengths",
+            "error",
+            LONGROPE,
+            NO_FACTOR | {"*/factor": 5.0},
+        ),
+        {
+            "*/factor": 5.0
+        },  # with an attention factor, nothing is computed from the factor
         {},
     ),
     ("window-left-behind", "remark", QWEN_3, {}, {WINDOW: 131072}, {}),
     ("linear-multiplied", "remark", VICUNA, {}, {"max_sequence_length": 16384}, {}),
     ("window-with-room", "remark", "Qwen3-8B", {}, {WINDOW: 32768}, {}),
-    ("window-raised", "warning", "Qwen3-8B", SHAPE | {WINDOW: 262144}, SHAPE | {WINDOW: 32768}, {}),
     (
-        *("window-raised", "warning", LLAMA_3, {"num_hidden_layers": 32, WINDOW: 65536}),
-        {"num_hidden_layers": 32, WINDOW: 65536, THETA: 4e6},  # as those who trained longer ones did
+        "window-raised",
+        "warning",
+        "Qwen3-8B",
+        SHAPE | {WINDOW: 262144},
+        SHAPE | {WINDOW: 32768},
+        {},
+    ),
+    (
+        *(
+            "window-raised",
+            "warning",
+            LLAMA_3,
+            {"num_hidden_layers": 32, WINDOW: 65536},
+        ),
+        {
+            "num_hidden_layers": 32,
+            WINDOW: 65536,
+            THETA: 4e6,
+        },  # as those who trained longer ones did
         {},
     ),
     (  # unsloth#7028
-        *("llama3-lost", "warning", LLAMA_3_1, {OLDER: LINEAR, WINDOW: 262144, LIMIT: ...}),
+        *(
+            "llama3-lost",
+            "warning",
+            LLAMA_3_1,
+            {OLDER: LINEAR, WINDOW: 262144, LIMIT: ...},
+        ),
         {OLDER: LINEAR, WINDOW: 16384},
         {},
     ),
-    ("llama3-lost", "warning", LLAMA_3_1, {OLDER: None}, {OLDER: None, THETA: 3.58e9}, {}),
+    (
+        "llama3-lost",
+        "warning",
+        LLAMA_3_1,
+        {OLDER: None},
+        {OLDER: None, THETA: 3.58e9},
+        {},
+    ),
     (
         *("theta-not-as-published", "remark", QWEN_2, {THETA: 1e4}),
         {THETA: 1e4, WINDOW: 4096},  # Qwen2.5-Math
         {},
     ),
-    ("theta-not-as-published", "remark", LLAMA_3, {THETA: 1e4}, {THETA: 1e4, "vocab_size": 32000}, {}),
+    (
+        "theta-not-as-published",
+        "remark",
+        LLAMA_3,
+        {THETA: 1e4},
+        {THETA: 1e4, "vocab_size": 32000},
+        {},
+    ),
     (
         "dual-chunk",
         "remark",
@@ -155,21 +291,54 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
         {},
     ),
     ("tokenizer-behind", "warning", LLAMA_3_1, {LIMIT: 131071}, {}, {LIMIT: 131072}),
-    ("tokenizer-behind", "warning", YARN_LLAMA, {LIMIT: 4096}, {LIMIT: 65536}, {LIMIT: 65536}),
+    (
+        "tokenizer-behind",
+        "warning",
+        YARN_LLAMA,
+        {LIMIT: 4096},
+        {LIMIT: 65536},
+        {LIMIT: 65536},
+    ),
     ("tokenizer-behind", "warning", QWEN_3, {LIMIT: 40960}, {}, {LIMIT: 131072}),
     (
-        *("no-language-model", "remark", QWEN_2, {ARCHITECTURES: ["Qwen2ForSequenceClassification"]}),
+        *(
+            "no-language-model",
+            "remark",
+            QWEN_2,
+            {ARCHITECTURES: ["Qwen2ForSequenceClassification"]},
+        ),
         {ARCHITECTURES: ["Qwen2ForCausalLM"]},
         {},
     ),
-    ("not-in-transformers", "remark", "unknown to transformers", {}, {"model_type": "llama"}, {}),
+    (
+        "not-in-transformers",
+        "remark",
+        "unknown to transformers",
+        {},
+        {"model_type": "llama"},
+        {},
+    ),
     ("needs-ropepatch", "remark", LLAMA_2, {"model_type": "needs_ropepatch"}, {}, {}),
-    ("transformers-refuses", "error", LLAMA_2, {"hidden_act": 7}, {"hidden_act": "gelu"}, {}),
+    (
+        "transformers-refuses",
+        "error",
+        LLAMA_2,
+        {"hidden_act": 7},
+        {"hidden_act": "gelu"},
+        {},
+    ),
     ("transformers-refuses", "error", LLAMA_2, {WINDOW: 4096.0}, {}, {}),
     ("transformers-refuses", "error", VICUNA, {"*/factor": ...}, {}, {}),
     ("transformers-refuses", "error", PHI, {"*/long_factor": [8.0]}, {}, {}),
     *[
-        ("transformers-refuses", "error", "Mixtral-8x7B-v0.1", {"num_local_experts": count}, {}, {})
+        (
+            "transformers-refuses",
+            "error",
+            "Mixtral-8x7B-v0.1",
+            {"num_local_experts": count},
+            {},
+            {},
+        )
         for count in (1e30, 2**62)
     ],
 ]
@@ -179,7 +348,11 @@ def scaled(config: dict[str, Any]) -> list[dict[str, Any]]:
     text = config.get("text_config", config)
     ropes = [text.get(key) for key in (NEWER, OLDER)]
     plain = (None, "default", "mrope")
-    return [rope for rope in ropes if rope and rope.get("rope_type", rope.get("type")) not in plain]
+    return [
+        rope
+        for rope in ropes
+        if rope and rope.get("rope_type", rope.get("type")) not in plain
+    ]
 
 
 def changed(facts: Facts, values: Values) -> Facts:
@@ -204,7 +377,9 @@ def found(facts: Facts) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("code", "severity", "name", "fires", "near", "fix"), TABLE)
-def test_a_rule_fires_on_one_config_and_not_on_a_near_one(code, severity, name, fires, near, fix):
+def test_a_rule_fires_on_one_config_and_not_on_a_near_one(
+    code, severity, name, fires, near, fix
+):
     original = CONFIGS[name]
     damaged, sound = changed(original, fires), changed(original, near)
     needs(damaged.raw["model_type"])
@@ -217,7 +392,9 @@ def test_a_rule_fires_on_one_config_and_not_on_a_near_one(code, severity, name, 
     assert (after.raw, after.tokenizer) == (expected.raw, expected.tokenizer)
     assert not any(one.fixable for one in check(after))
     if code == "only-new-keys":
-        assert has_same_rope(after.raw, damaged.raw) or not is_known(damaged.raw["model_type"])
+        assert has_same_rope(after.raw, damaged.raw) or not is_known(
+            damaged.raw["model_type"]
+        )
 
 
 def test_the_table_has_every_rule():
@@ -226,7 +403,11 @@ def test_the_table_has_every_rule():
 
 def test_every_rule_of_other_makers_names_a_public_thread():
     ours = {"needs-ropepatch"}
-    assert all(rule.thread.startswith("https://github.com/") for rule in RULES if rule.code not in ours)
+    assert all(
+        rule.thread.startswith("https://github.com/")
+        for rule in RULES
+        if rule.code not in ours
+    )
 
 
 # --- real configurations --------------------------------------------------------------------------------
@@ -246,8 +427,18 @@ EXPECTED = {  # every other one has no findings
     "sophgo-qwen3-asr": "transformers-refuses:error",
     **dict.fromkeys(
         (
-            *("aic-deepseek-ref", "aic-kimi-k2", "aic-nemotron-super", "sophgo-chatglm3-32k"),
-            *("sophgo-glm4-9b-chat", "sophgo-internvl2-2b", "sophgo-minicpm3-4b", "sophgo-minicpm4"),
+            *(
+                "aic-deepseek-ref",
+                "aic-kimi-k2",
+                "aic-nemotron-super",
+                "sophgo-chatglm3-32k",
+            ),
+            *(
+                "sophgo-glm4-9b-chat",
+                "sophgo-internvl2-2b",
+                "sophgo-minicpm3-4b",
+                "sophgo-minicpm4",
+            ),
             *("sophgo-minicpmv4", "sophgo-qwen-7b-chat"),
         ),
         REMOTE,
@@ -257,17 +448,24 @@ EXPECTED = {  # every other one has no findings
 
 def test_bundled_configurations_have_only_their_known_findings():
     for entry in json.loads(PRESETS.read_text()):
-        codes = " ".join(f"{one.code}:{one.severity}" for one in check(Facts(entry["config"])))
+        codes = " ".join(
+            f"{one.code}:{one.severity}" for one in check(Facts(entry["config"]))
+        )
         assert codes == EXPECTED.get(entry["name"], ""), entry["name"]
 
 
 def test_real_configurations_have_only_their_known_findings(shared):
     needs("qwen3_5_moe")
-    folders = [file.parent for file in sorted((shared / "configs").glob("*/config.json"))]
+    folders = [
+        file.parent for file in sorted((shared / "configs").glob("*/config.json"))
+    ]
     assert len(folders) == 51
     for folder in folders:
         tokenizer = folder / "tokenizer_config.json"
-        facts = Facts(read_json(folder / "config.json"), read_json(tokenizer) if tokenizer.exists() else {})
+        facts = Facts(
+            read_json(folder / "config.json"),
+            read_json(tokenizer) if tokenizer.exists() else {},
+        )
         codes = " ".join(f"{one.code}:{one.severity}" for one in check(facts))
         assert codes == EXPECTED.get(folder.name, ""), folder.name
 
@@ -306,17 +504,38 @@ GEMMA_3 = {key: value for key, value in GEMMA_3.items() if not key.startswith("r
             {
                 "rope_theta": 1000000.0,
                 "rope_local_base_freq": 10000.0,
-                "rope_scaling": {"rope_type": "linear", "factor": 8.0, "type": "linear"},
+                "rope_scaling": {
+                    "rope_type": "linear",
+                    "factor": 8.0,
+                    "type": "linear",
+                },
             },
         ),
         # no older key can contain a scaling of the sliding layers
-        (GEMMA_3, {FULL: PLAIN, "sliding_attention": LOCAL | {"rope_type": "linear", "factor": 2.0}}, {}),
+        (
+            GEMMA_3,
+            {
+                FULL: PLAIN,
+                "sliding_attention": LOCAL | {"rope_type": "linear", "factor": 2.0},
+            },
+            {},
+        ),
         # one `rope_scaling` would replace the RoPE of every layer type
-        (LAGUNA | {"model_type": "gpt_oss"}, {FULL: FAR, "sliding_attention": LOCAL}, {}),
-        ({"model_type": "clip"}, {FULL: PLAIN, "sliding_attention": PLAIN}, {}),  # a model without RoPE
+        (
+            LAGUNA | {"model_type": "gpt_oss"},
+            {FULL: FAR, "sliding_attention": LOCAL},
+            {},
+        ),
+        (
+            {"model_type": "clip"},
+            {FULL: PLAIN, "sliding_attention": PLAIN},
+            {},
+        ),  # a model without RoPE
     ],
 )
-def test_older_keys_are_added_only_if_transformers_computes_the_same(config, ropes, older):
+def test_older_keys_are_added_only_if_transformers_computes_the_same(
+    config, ropes, older
+):
     """RoPE by layer type."""
     config = config | {"rope_parameters": ropes}
     assert ("only-new-keys", "warning") in found(Facts(config))
@@ -333,7 +552,9 @@ def problem(code: str, facts: Facts) -> str:
 
 
 def test_an_unread_key_states_what_transformers_and_sglang_compute():
-    text = problem("key-unread", changed(CONFIGS[QWEN_3], {"*/attn_factor": 0.8782488562869419}))
+    text = problem(
+        "key-unread", changed(CONFIGS[QWEN_3], {"*/attn_factor": 0.8782488562869419})
+    )
     assert "an attention factor of 1.1386" in text  # 0.1 ln 4 + 1
     assert text.endswith("SGLang multiplies the attention factor by it (1.0000)")
 
@@ -350,23 +571,40 @@ def warnings_of(folder, facts: Facts, **given: Any) -> str:
 def test_a_plan_of_a_length_raised_by_hand_asks_for_the_original(tmp_path):
     raised = changed(CONFIGS["Qwen3-8B"], SHAPE | {WINDOW: 262144})
     text = warnings_of(tmp_path / "raised", raised, to="2x")
-    assert "have 40960 tokens (trained on 32768); 262144 without a scaling: raised by hand?" in text
+    assert (
+        "have 40960 tokens (trained on 32768); 262144 without a scaling: raised by hand?"
+        in text
+    )
     assert "this plan computes from 262144 tokens" in text
     assert "`original=32768`" in text
-    assert "raised" not in warnings_of(tmp_path / "given", raised, to=131072, original=32768)
+    assert "raised" not in warnings_of(
+        tmp_path / "given", raised, to=131072, original=32768
+    )
 
 
 def test_a_plan_of_a_dual_chunk_model_starts_at_its_trained_length(tmp_path):
-    facts = changed(CONFIGS[QWEN_2], {WINDOW: 1010000, DUAL: {ORIGINAL: 262144, "chunk_size": 262144}})
+    facts = changed(
+        CONFIGS[QWEN_2],
+        {WINDOW: 1010000, DUAL: {ORIGINAL: 262144, "chunk_size": 262144}},
+    )
     text = warnings_of(tmp_path / "model", facts, to="4x")
-    assert "262144 tokens are the original_max_position_embeddings of dual_chunk_attention_config" in text
+    assert (
+        "262144 tokens are the original_max_position_embeddings of dual_chunk_attention_config"
+        in text
+    )
     plan = ropepatch.plan(tmp_path / "model", to="4x")
-    assert (plan.source.config.window, plan.target, plan.factor) == (262144, 1048576, 4.0)
+    assert (plan.source.config.window, plan.target, plan.factor) == (
+        262144,
+        1048576,
+        4.0,
+    )
 
 
 def test_a_plan_drops_keys_that_transformers_does_not_read(tmp_path):
     facts = changed(CONFIGS[QWEN_3], {"*/attn_factor": 0.8782488562869419})
-    assert "transformers does not read attn_factor" in warnings_of(tmp_path / "model", facts, to=262144)
+    assert "transformers does not read attn_factor" in warnings_of(
+        tmp_path / "model", facts, to=262144
+    )
     written = ropepatch.plan(tmp_path / "model", to=262144).changes
     assert "attn_factor" not in json.dumps(written)
 
@@ -375,7 +613,13 @@ def test_a_plan_drops_keys_that_transformers_does_not_read(tmp_path):
 
 
 def test_rules_accept_randomly_damaged_configs_and_repair_everything_fixable():
-    keys = {"rope_scaling", "rope_parameters", "rope_theta", "quantization_config", "layer_types"}
+    keys = {
+        "rope_scaling",
+        "rope_parameters",
+        "rope_theta",
+        "quantization_config",
+        "layer_types",
+    }
     for entry in PUBLISHED:
         for raw in damages(entry["config"], keys, 4, entry["name"]):
             if not isinstance(raw, dict):
@@ -383,4 +627,8 @@ def test_rules_accept_randomly_damaged_configs_and_repair_everything_fixable():
             for finding in check(Facts(raw, raw)):
                 assert str(finding)
                 json.dumps(finding.to_dict(), allow_nan=False)
-            assert not [finding for finding in check(repaired(Facts(raw, raw))) if finding.fixable], raw
+            assert not [
+                finding
+                for finding in check(repaired(Facts(raw, raw)))
+                if finding.fixable
+            ], raw

@@ -21,7 +21,12 @@ from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
 from ropepatch.encodings import ENCODINGS, make_encoding, relative
 from ropepatch.encodings.attention import attend
-from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
+from ropepatch.encodings.encoding import (
+    AttentionInputs,
+    Encoding,
+    EncodingModule,
+    ModelShape,
+)
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Config
@@ -32,18 +37,36 @@ ROWS, TOKENS = 2, 9
 FEW = ROWS * HEADS * TOKENS * 2  # the number of scores of two queries
 
 # Names of encodings: with required parameters, and some with other parameters
-NEEDED: dict[str, dict[str, Any]] = {"normalised": {"length": 70}, "nope-layers": {"every": 3}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "normalised": {"length": 70},
+    "nope-layers": {"every": 3},
+}
 SHARES = {"p-rope": (0.4, 0.0), "partial": (0.4, 1.0)}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     *(("sinusoidal", {"base": 50.0}), ("learned", {"rows": 90}), ("shaw", {"clip": 3})),
-    *(("t5", {"buckets": 7, "max_distance": 40}), ("xpos", {"scale_base": 9.0, "gamma": 0.2})),
+    *(
+        ("t5", {"buckets": 7, "max_distance": 40}),
+        ("xpos", {"scale_base": 9.0, "gamma": 0.2}),
+    ),
     *((name, {"share": share}) for name, shares in SHARES.items() for share in shares),
     *(("axial", {"grid": grid}) for grid in ((4,), (3, 5))),
-    *(("nope-heads", {"rotated": 0.3}), ("nope-layers", {"every": 2}), ("drope", {"temperature": 1.7})),
+    *(
+        ("nope-heads", {"rotated": 0.3}),
+        ("nope-layers", {"every": 2}),
+        ("drope", {"temperature": 1.7}),
+    ),
 ]
 ENDS: list[tuple[str, dict[str, Any]]] = [  # parameters at the limits of their domains
-    *(("normalised", {"length": 2}), ("shaw", {"clip": 1}), ("t5", {"buckets": 2, "max_distance": 2})),
-    *(("xpos", {"gamma": 1e-3}), ("p-rope", {"share": 1}), ("partial", {"share": 2 / HEAD_DIM})),
+    *(
+        ("normalised", {"length": 2}),
+        ("shaw", {"clip": 1}),
+        ("t5", {"buckets": 2, "max_distance": 2}),
+    ),
+    *(
+        ("xpos", {"gamma": 1e-3}),
+        ("p-rope", {"share": 1}),
+        ("partial", {"share": 2 / HEAD_DIM}),
+    ),
     *(("axial", {"grid": [1]}), ("nope-layers", {"every": 1})),
     *(("nope-heads", {"rotated": rotated}) for rotated in (0, 1)),
 ]
@@ -75,7 +98,9 @@ def model_of(
         max_position_embeddings=LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
     )
-    return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+    return LlamaForCausalLM._from_config(
+        config, attn_implementation=implementation
+    ).eval()
 
 
 class Layer(NamedTuple):
@@ -86,10 +111,18 @@ class Layer(NamedTuple):
     case: Case
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask=None, positions=None, **arguments: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask=None,
+        positions=None,
+        **arguments: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output [B, H, Q, D], and the weights of eager attention."""
-        output, weights = attend(self.attention, q, k, v, mask, position_ids=positions, **arguments)
+        output, weights = attend(
+            self.attention, q, k, v, mask, position_ids=positions, **arguments
+        )
         return output.transpose(1, 2), weights
 
 
@@ -99,7 +132,9 @@ def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
 
 
 @contextmanager
-def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -> Iterator[Layer]:
+def swapped_layer(
+    encoding: Encoding, model: LlamaForCausalLM, layer: int = 0
+) -> Iterator[Layer]:
     """A layer as `swap` leaves it, but with parameters large enough to change the output."""
     shape, attended = shape_of_model(model), model.model.layers[layer].self_attn
     module = EncodingModule(encoding, shape)
@@ -110,7 +145,9 @@ def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -
     weights = {name: as_array(value) for name, value in module.named_parameters()}
     sizes = shape.heads, shape.key_value_heads, shape.head_dim, shape.hidden_size
     case = Case(encoding.parameters(), weights, layer, *sizes, BASE)
-    attended.__dict__[POSITIONS_SLOT] = SwappedPositions(model.model.rotary_emb, module, model.config)
+    attended.__dict__[POSITIONS_SLOT] = SwappedPositions(
+        model.model.rotary_emb, module, model.config
+    )
     try:
         yield Layer(attended, module, case)
     finally:
@@ -121,7 +158,14 @@ def as_array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().double().numpy().copy()
 
 
-def drawn(key_value_heads: int, queries: int, keys: int, rows: int = ROWS, seed: int = 0, heads: int = HEADS):
+def drawn(
+    key_value_heads: int,
+    queries: int,
+    keys: int,
+    rows: int = ROWS,
+    seed: int = 0,
+    heads: int = HEADS,
+):
     """Queries, keys and values."""
     draw = torch.Generator().manual_seed(seed)
     sizes = ((heads, queries), (key_value_heads, keys), (key_value_heads, keys))
@@ -147,21 +191,41 @@ def causal(queries: int, keys: int, rows: int = ROWS) -> Tensor:
 
 
 CONSECUTIVE = torch.arange(TOKENS)[None]
-WITH_GAPS = torch.tensor([[3, 4, 5, 9, 10, 31, 32, 50, 63], [17, 19, 20, 21, 40, 41, 55, 56, 57]])
-PADDED, STATIC = causal(3, TOKENS), torch.cat((causal(3, TOKENS - 2), torch.zeros(ROWS, 3, 2).bool()), -1)
+WITH_GAPS = torch.tensor(
+    [[3, 4, 5, 9, 10, 31, 32, 50, 63], [17, 19, 20, 21, 40, 41, 55, 56, 57]]
+)
+PADDED, STATIC = (
+    causal(3, TOKENS),
+    torch.cat((causal(3, TOKENS - 2), torch.zeros(ROWS, 3, 2).bool()), -1),
+)
 PADDED[1, :, :2] = False
-RIGHT = causal(TOKENS, TOKENS)  # the last two tokens of the second row are padding, at position 1
+RIGHT = causal(
+    TOKENS, TOKENS
+)  # the last two tokens of the second row are padding, at position 1
 RIGHT[1, 7:] = torch.eye(TOKENS, dtype=torch.bool)[7:]
-RIGHT_POSITIONS = torch.stack((CONSECUTIVE[0], CONSECUTIVE[0].where(CONSECUTIVE[0] < 7, 1)))
+RIGHT_POSITIONS = torch.stack(
+    (CONSECUTIVE[0], CONSECUTIVE[0].where(CONSECUTIVE[0] < 7, 1))
+)
 CALLS = {
-    "consecutive": Call(HEADS, 0, CONSECUTIVE, CONSECUTIVE.repeat(ROWS, 1), causal(TOKENS, TOKENS)),
+    "consecutive": Call(
+        HEADS, 0, CONSECUTIVE, CONSECUTIVE.repeat(ROWS, 1), causal(TOKENS, TOKENS)
+    ),
     "with gaps": Call(3, 1, WITH_GAPS, WITH_GAPS, causal(TOKENS, TOKENS)),
     "right padding": Call(3, 1, RIGHT_POSITIONS, RIGHT_POSITIONS, RIGHT, True),
     "one cached step": Call(
-        3, 2, torch.tensor([[8], [40]]), torch.cat((CONSECUTIVE, CONSECUTIVE + 32)), causal(1, TOKENS)
+        3,
+        2,
+        torch.tensor([[8], [40]]),
+        torch.cat((CONSECUTIVE, CONSECUTIVE + 32)),
+        causal(1, TOKENS),
     ),
     "three cached steps, left padding": Call(
-        3, 2, torch.tensor([[6, 7, 8], [4, 5, 6]]), torch.cat((CONSECUTIVE, CONSECUTIVE - 2)), PADDED, True
+        3,
+        2,
+        torch.tensor([[6, 7, 8], [4, 5, 6]]),
+        torch.cat((CONSECUTIVE, CONSECUTIVE - 2)),
+        PADDED,
+        True,
     ),
     "static cache": Call(
         2,
@@ -174,9 +238,13 @@ CALLS = {
 }
 
 
-def expected(name: str, case: Case, call: Call, inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def expected(
+    name: str, case: Case, call: Call, inputs: list[Tensor]
+) -> tuple[np.ndarray, np.ndarray]:
     positions = call.queries.expand(ROWS, -1)
-    return oracle.attention(name, case, *map(as_array, inputs), positions, call.keys, call.visible)
+    return oracle.attention(
+        name, case, *map(as_array, inputs), positions, call.keys, call.visible
+    )
 
 
 def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -> None:
@@ -197,17 +265,28 @@ def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -
     + [(*other, "with gaps") for other in OTHERS + ENDS if other[0] not in ABSOLUTE],
     ids=lambda value: str(value or ""),
 )
-def test_attention_with_each_encoding_equals_its_formula(name, parameters, situation, monkeypatch):
+def test_attention_with_each_encoding_equals_its_formula(
+    name, parameters, situation, monkeypatch
+):
     """With and without a mask, in one block and in several, for sdpa and for eager and its weights."""
     call = CALLS[situation]
     inputs = drawn(call.key_value_heads, call.visible.shape[1], TOKENS)
     drawn_mask = call.visible[:, None]
-    added = torch.zeros(drawn_mask.shape).masked_fill(~drawn_mask, torch.finfo(torch.float32).min)
-    masks = {"boolean": drawn_mask, "added": added} | ({} if call.needs_mask else {"none": None})
+    added = torch.zeros(drawn_mask.shape).masked_fill(
+        ~drawn_mask, torch.finfo(torch.float32).min
+    )
+    masks = {"boolean": drawn_mask, "added": added} | (
+        {} if call.needs_mask else {"none": None}
+    )
     wanted = None
     for implementation in ("sdpa", "eager"):
         model = model_of(call.key_value_heads, implementation)
-        with swapped_layer(make_encoding(name, **parameters), model, call.layer) as layer, torch.no_grad():
+        with (
+            swapped_layer(
+                make_encoding(name, **parameters), model, call.layer
+            ) as layer,
+            torch.no_grad(),
+        ):
             wanted = wanted or expected(name, layer.case, call, inputs)
             for scores in (modeling.SCORES["cpu"], FEW):
                 monkeypatch.setitem(modeling.SCORES, "cpu", scores)
@@ -221,19 +300,34 @@ def test_attention_with_each_encoding_equals_its_formula(name, parameters, situa
 
 
 @pytest.mark.parametrize("shift", [0, 192])
-@pytest.mark.parametrize(("name", "parameters"), [v for v in VARIANTS + ENDS if v[0] in ABSOLUTE], ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters"), [v for v in VARIANTS + ENDS if v[0] in ABSOLUTE], ids=str
+)
 def test_each_absolute_encoding_equals_its_formula(name, parameters, shift):
     positions = WITH_GAPS + (0 if name == "learned" else shift)
-    with swapped_layer(make_encoding(name, **parameters), model_of()) as layer, torch.no_grad():
+    with (
+        swapped_layer(make_encoding(name, **parameters), model_of()) as layer,
+        torch.no_grad(),
+    ):
         got = layer.module(positions)
-        wanted = [[oracle.TABLES[name](layer.case, int(p)) for p in row] for row in positions]
+        wanted = [
+            [oracle.TABLES[name](layer.case, int(p)) for p in row] for row in positions
+        ]
     assert got.dtype == torch.float32
     assert_close(got, np.array(wanted))
 
 
-@pytest.mark.parametrize("name", ["rope", "xpos", "p-rope", "nope-heads", "nope-layers"])
-def test_rotary_encodings_keep_the_frequencies_and_attention_factor_of_scaled_rope(name):
-    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH}
+@pytest.mark.parametrize(
+    "name", ["rope", "xpos", "p-rope", "nope-heads", "nope-layers"]
+)
+def test_rotary_encodings_keep_the_frequencies_and_attention_factor_of_scaled_rope(
+    name,
+):
+    scaled = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": LENGTH,
+    }
     config = LlamaConfig.from_dict(model_of(3).config.to_dict())
     config.rope_parameters = {**config.rope_parameters, **scaled}
     config.max_position_embeddings = 4 * LENGTH
@@ -243,7 +337,9 @@ def test_rotary_encodings_keep_the_frequencies_and_attention_factor_of_scaled_ro
     call = CALLS["with gaps"]
     inputs = drawn(3, TOKENS, TOKENS)
     with swapped_layer(encoding_of(name), model, call.layer) as layer, torch.no_grad():
-        case = layer.case._replace(theta=as_array(stock.inv_freq), a=stock.attention_scaling)
+        case = layer.case._replace(
+            theta=as_array(stock.inv_freq), a=stock.attention_scaling
+        )
         got, _ = layer.attend(*inputs, None, call.queries)
     assert_close(got, expected(name, case, call, inputs)[0])
 
@@ -268,7 +364,10 @@ def test_relative_buckets_equal_those_of_t5(half, more):
     distances = torch.arange(2000)
     for buckets in (2 * half, 2 * half + 1):
         theirs = T5Attention._relative_position_bucket(
-            -distances, bidirectional=False, num_buckets=buckets, max_distance=half + more
+            -distances,
+            bidirectional=False,
+            num_buckets=buckets,
+            max_distance=half + more,
         )
         assert torch.equal(relative.buckets_of(distances, buckets, half + more), theirs)
 
@@ -302,14 +401,21 @@ def off(got: Tensor, wanted: Any) -> float:
 
 
 def leaves_and_direction() -> tuple[list[Tensor], Tensor]:
-    return [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)], drawn(3, TOKENS, TOKENS, seed=1)[0]
+    return [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)], drawn(
+        3, TOKENS, TOKENS, seed=1
+    )[0]
 
 
-def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments: Any) -> list[Tensor]:
+def gradients(
+    layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments: Any
+) -> list[Tensor]:
     leaves = [*inputs, *layer.module.parameters()]
     output, _ = layer.attend(*inputs, None, WITH_GAPS, **arguments)
     slopes = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, slopes, strict=True)]
+    return [
+        torch.zeros_like(leaf) if one is None else one
+        for leaf, one in zip(leaves, slopes, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", ATTENDING)
@@ -319,17 +425,28 @@ def test_gradients_equal_finite_differences_of_the_oracle(name, monkeypatch):
     inputs, direction = leaves_and_direction()
     steps = drawn(3, TOKENS, TOKENS, seed=2)
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
-        steps += [torch.randn_like(parameter) for parameter in layer.module.parameters()]
+        steps += [
+            torch.randn_like(parameter) for parameter in layer.module.parameters()
+        ]
         slopes = gradients(layer, inputs, direction)
-        got = sum((one * step).sum().item() for one, step in zip(slopes, steps, strict=True))
+        got = sum(
+            (one * step).sum().item() for one, step in zip(slopes, steps, strict=True)
+        )
         ends = []
         for h in (1e-5, -1e-5):
-            there = [x.detach().double() + h * step for x, step in zip(inputs, steps, strict=False)]
+            there = [
+                x.detach().double() + h * step
+                for x, step in zip(inputs, steps, strict=False)
+            ]
             weights = {
                 key: value + h * as_array(step)
-                for (key, value), step in zip(layer.case.weights.items(), steps[3:], strict=True)
+                for (key, value), step in zip(
+                    layer.case.weights.items(), steps[3:], strict=True
+                )
             }
-            output, _ = expected(name, layer.case._replace(weights=weights), CALLS["with gaps"], there)
+            output, _ = expected(
+                name, layer.case._replace(weights=weights), CALLS["with gaps"], there
+            )
             ends.append((output * as_array(direction)).sum())
     assert got == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
 
@@ -341,7 +458,10 @@ def test_recomputed_blocks_drop_the_same_attention_weights(name, monkeypatch):
     dropped = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)
-        for checkpoint in (modeling.checkpoint, lambda compute, *block, use_reentrant: compute(*block)):
+        for checkpoint in (
+            modeling.checkpoint,
+            lambda compute, *block, use_reentrant: compute(*block),
+        ):
             monkeypatch.setattr(modeling, "checkpoint", checkpoint)
             torch.manual_seed(0)
             dropped.append(gradients(layer, inputs, direction, dropout=0.5))
@@ -361,7 +481,9 @@ def saved_elements(name: str, positions: Tensor) -> int:
         sizes.append(tensor.numel())
         return tensor
 
-    inputs = [x.requires_grad_() for x in drawn(3, len(positions), len(positions), rows=1)]
+    inputs = [
+        x.requires_grad_() for x in drawn(3, len(positions), len(positions), rows=1)
+    ]
     with (
         swapped_layer(encoding_of(name), model_of(3)) as layer,
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
@@ -371,11 +493,15 @@ def saved_elements(name: str, positions: Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
-def test_tensors_saved_for_backward_grow_at_most_linearly_with_the_tokens(name, monkeypatch):
+def test_tensors_saved_for_backward_grow_at_most_linearly_with_the_tokens(
+    name, monkeypatch
+):
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 12)
     jumping = torch.arange(256) + (torch.arange(256) > 9)
     for positions in (torch.arange(256), jumping):
-        assert saved_elements(name, positions) <= 2 * saved_elements(name, positions[:128])
+        assert saved_elements(name, positions) <= 2 * saved_elements(
+            name, positions[:128]
+        )
 
 
 # Errors
@@ -409,7 +535,9 @@ UNFIT = [
 
 @pytest.mark.parametrize(("name", "parameters"), OUTSIDE, ids=str)
 def test_encodings_reject_parameters_outside_their_domain(name, parameters):
-    with pytest.raises(RopepatchError, match=rf"{name}: {next(iter(parameters))}\S* must "):
+    with pytest.raises(
+        RopepatchError, match=rf"{name}: {next(iter(parameters))}\S* must "
+    ):
         make_encoding(name, **parameters)
 
 
@@ -421,7 +549,10 @@ def test_encodings_reject_models_of_unsuitable_sizes(name, parameters, sizes):
 
 @pytest.mark.parametrize("argument", OTHER_SCORES)
 def test_attention_rejects_arguments_that_modify_its_scores(argument):
-    with swapped_layer(encoding_of("alibi"), model_of(3)) as layer, pytest.raises(RopepatchError):
+    with (
+        swapped_layer(encoding_of("alibi"), model_of(3)) as layer,
+        pytest.raises(RopepatchError),
+    ):
         layer.attend(*drawn(3, TOKENS, TOKENS), **{argument: 1.0})
 
 
@@ -433,7 +564,10 @@ def test_positions_beyond_the_learned_table_raise_an_error():
 
 
 def test_float16_xpos_is_finite_up_to_a_length_and_rejects_longer_sequences():
-    module, rejected = EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1)), []
+    module, rejected = (
+        EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1)),
+        [],
+    )
     for tokens in range(200, 2000, 200):
         positions = torch.arange(tokens)[None]
         inputs = [4 * x.half() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
@@ -451,7 +585,10 @@ def test_float16_xpos_is_finite_up_to_a_length_and_rejects_longer_sequences():
 
 def test_xpos_rejects_overflowing_lengths_but_ignores_empty_kv_cache_columns():
     mask = (torch.arange(200) <= 5)[None, None, None]
-    with swapped_layer(make_encoding("xpos", scale_base=1.0), model_of(3)) as layer, torch.no_grad():
+    with (
+        swapped_layer(make_encoding("xpos", scale_base=1.0), model_of(3)) as layer,
+        torch.no_grad(),
+    ):
         with pytest.raises(RopepatchError, match="over 99 tokens"):
             layer.attend(*drawn(3, 100, 100, rows=1))
         got, _ = layer.attend(*drawn(3, 1, 200, rows=1), mask, torch.tensor([[5]]))

@@ -29,7 +29,9 @@ MASKS = {  # of the second row
 def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
     """The logits of `ONE`, processed in pieces with a KV cache."""
     cache = cache or DynamicCache(config=model.config)
-    return torch.cat([logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)], 1)
+    return torch.cat(
+        [logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)], 1
+    )
 
 
 @every_change
@@ -40,8 +42,12 @@ def test_logits_in_chunks_with_a_kv_cache_equal_those_of_one_pass(model, name):
         assert apart(cached(model, CHUNKS, cache), expected) < 5e-5
 
 
-@pytest.mark.parametrize("name", [*REMAPPINGS, "learned", "alibi", "shaw", "rope", "xpos"])
-def test_generation_with_padding_matches_a_forward_pass_over_each_unpadded_row(model, name):
+@pytest.mark.parametrize(
+    "name", [*REMAPPINGS, "learned", "alibi", "shaw", "rope", "xpos"]
+)
+def test_generation_with_padding_matches_a_forward_pass_over_each_unpadded_row(
+    model, name
+):
     """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
     put(model, name)
     mask = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
@@ -60,8 +66,15 @@ def test_generation_with_padding_matches_a_forward_pass_over_each_unpadded_row(m
 @pytest.mark.parametrize(
     ("name", "mask"),
     [
-        *((name, mask) for name in ("self-extend", "alibi", "rope") for mask in MASKS.values()),
-        *((name, MASKS["a hole and left padding"]) for name in ("dca", "lampe", *ENCODINGS)),
+        *(
+            (name, mask)
+            for name in ("self-extend", "alibi", "rope")
+            for mask in MASKS.values()
+        ),
+        *(
+            (name, MASKS["a hole and left padding"])
+            for name in ("dca", "lampe", *ENCODINGS)
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "".join(map(str, value)),
 )
@@ -69,30 +82,46 @@ def test_padding_and_holes_do_not_change_the_logits_of_real_tokens(model, name, 
     """Processed in two parts; with a remapping also in one pass, and token by token."""
     put(model, name)
     ids, seen = IDS[:, :TOKENS], torch.tensor([[1] * TOKENS, mask])
-    positions = (seen.cumsum(-1) - 1).masked_fill(seen == 0, 1)  # as `generate` fills them
+    positions = (seen.cumsum(-1) - 1).masked_fill(
+        seen == 0, 1
+    )  # as `generate` fills them
     for ends in [(15, 30)] + [(30,), (15, *range(16, 31))] * (name in REMAPPINGS):
         cache, parts = DynamicCache(config=model.config), []
         for begin, end in zip((0, *ends), ends, strict=False):
-            where = {"attention_mask": seen[:, :end], "position_ids": positions[:, begin:end]}
+            where = {
+                "attention_mask": seen[:, :end],
+                "position_ids": positions[:, begin:end],
+            }
             parts.append(logits(model, ids[:, begin:end], **where, **into(cache)))
         for row, text, real in zip(torch.cat(parts, 1), ids, seen.bool(), strict=True):
-            assert apart(row[real], logits(model, text[real][None], use_cache=False)[0]) < 2e-4
+            assert (
+                apart(row[real], logits(model, text[real][None], use_cache=False)[0])
+                < 2e-4
+            )
 
 
 @pytest.mark.parametrize("sliding_window", [None, 20])
-@pytest.mark.parametrize("name", ["self-extend", "alibi", "shaw", "transformer-xl", "sinusoidal", "rope"])
-def test_packed_documents_have_the_logits_of_separate_documents(name, sliding_window, monkeypatch):
+@pytest.mark.parametrize(
+    "name", ["self-extend", "alibi", "shaw", "transformer-xl", "sinusoidal", "rope"]
+)
+def test_packed_documents_have_the_logits_of_separate_documents(
+    name, sliding_window, monkeypatch
+):
     """Rows of two, one and three documents, in one block and in blocks of seven queries."""
     model = sliding(sliding_window)
     put(model, name)
     lengths = [[18, 22], [40], [5, 1, 34]]
     ids = torch.cat((IDS, IDS[:1].flip(1)))
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    positions = torch.stack(
+        [torch.cat([torch.arange(n) for n in row]) for row in lengths]
+    )
     for scores in (modeling.SCORES["cpu"], 3 * 4 * 40 * 7):
         monkeypatch.setitem(modeling.SCORES, "cpu", scores)
         packed = logits(model, ids, position_ids=positions, use_cache=False)
         for row, text, parts in zip(packed, ids, lengths, strict=True):
-            separate = [logits(model, part[None], use_cache=False) for part in text.split(parts)]
+            separate = [
+                logits(model, part[None], use_cache=False) for part in text.split(parts)
+            ]
             assert apart(row[None], torch.cat(separate, 1)) < 5e-5
 
 
@@ -100,7 +129,9 @@ CONSECUTIVE = torch.arange(512)
 INPUTS = {
     "consecutive": {},
     "padded": {"attention_mask": (torch.tensor([[7], [0]]) <= CONSECUTIVE).long()},
-    "packed": {"position_ids": torch.cat((CONSECUTIVE[:200], CONSECUTIVE[:312])).expand(2, -1)},
+    "packed": {
+        "position_ids": torch.cat((CONSECUTIVE[:200], CONSECUTIVE[:312])).expand(2, -1)
+    },
     "a gap": {
         "position_ids": (CONSECUTIVE + (CONSECUTIVE > 9)).expand(2, -1),
         "attention_mask": torch.ones(2, 512, dtype=torch.long),
@@ -116,17 +147,22 @@ INPUTS = {
         *((name, "a gap") for name in ("shaw", "transformer-xl")),
     ],
 )
-def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(model, name, inputs, monkeypatch):
+def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(
+    model, name, inputs, monkeypatch
+):
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 16)
     put(model, name)
     ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
-        model(ids, **INPUTS[inputs], use_cache=False, logits_to_keep=1).logits.sum().backward()
+        model(
+            ids, **INPUTS[inputs], use_cache=False, logits_to_keep=1
+        ).logits.sum().backward()
     assert largest.numel < 512 * 512
 
 
 @pytest.mark.parametrize(
-    "name", ["self-extend", "dca", "lampe", "learned", "alibi", "t5", "shaw", "transformer-xl"]
+    "name",
+    ["self-extend", "dca", "lampe", "learned", "alibi", "t5", "shaw", "transformer-xl"],
 )
 def test_gradients_do_not_depend_on_blocks_or_checkpointing(model, name, monkeypatch):
     """A forward pass of another text before the backward pass changes none of them."""
@@ -142,7 +178,10 @@ def test_gradients_do_not_depend_on_blocks_or_checkpointing(model, name, monkeyp
     put(model, name)
     model.train()
     one_block = gradients()
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     for one, other in zip(gradients(forward_between=True), one_block, strict=True):
         assert torch.equal(one, other)
@@ -166,7 +205,9 @@ def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name)
         assert weights.triu(1).abs().max() == 0
 
 
-@pytest.mark.parametrize("name", ["self-extend", "dca", "lambda", "learned", "alibi", "shaw", "rope"])
+@pytest.mark.parametrize(
+    "name", ["self-extend", "dca", "lambda", "learned", "alibi", "shaw", "rope"]
+)
 def test_a_sliding_window_equals_an_explicit_mask_of_older_keys(name):
     whole, model = sliding(None), sliding(20)
     put(whole, name)
@@ -180,7 +221,10 @@ def test_a_sliding_window_equals_an_explicit_mask_of_older_keys(name):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, torch.bfloat16) for name in ("sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos")]
+    [
+        (name, torch.bfloat16)
+        for name in ("sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos")
+    ]
     + [("self-extend", torch.bfloat16), ("self-extend", torch.float16)],
 )
 def test_casting_before_or_after_the_change_gives_the_same_logits(name, dtype):
@@ -192,4 +236,6 @@ def test_casting_before_or_after_the_change_gives_the_same_logits(name, dtype):
     one.to(dtype)
     assert torch.equal(logits(one), logits(other))
     if name in REMAPPINGS:
-        assert apart(cached(one, [39, 1]), logits(one)) < 0.1 * float(logits(one).abs().max())
+        assert apart(cached(one, [39, 1]), logits(one)) < 0.1 * float(
+            logits(one).abs().max()
+        )

@@ -26,11 +26,18 @@ def traces(model: PreTrainedModel) -> dict[str, Any]:
     """All parts of a model that a change may touch."""
     return {
         "modules": [id(module) for module in model.modules()],
-        "attention": [one.config._attn_implementation for one in model.modules() if hasattr(one, "config")],
+        "attention": [
+            one.config._attn_implementation
+            for one in model.modules()
+            if hasattr(one, "config")
+        ],
         "config": model.config.to_dict(),
         "slots": [set(vars(module)) for module in model.modules()],
         "hooks": [
-            list(value) for one in model.modules() for kind, value in vars(one).items() if "hooks" in kind
+            list(value)
+            for one in model.modules()
+            for kind, value in vars(one).items()
+            if "hooks" in kind
         ],
         "state": list(model.state_dict()),
         "training": [module.training for module in model.modules()],
@@ -56,7 +63,9 @@ def test_removing_an_encoding_or_remapping_restores_the_model(model, name):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["learned", "dca"])
-def test_the_attention_and_training_mode_are_restored_after_an_exception(model, name, attention):
+def test_the_attention_and_training_mode_are_restored_after_an_exception(
+    model, name, attention
+):
     model.set_attn_implementation(attention)
     model.train()
     model.model.layers[1].eval()
@@ -69,7 +78,9 @@ def test_the_attention_and_training_mode_are_restored_after_an_exception(model, 
 
 def test_swapping_keeps_the_forward_hooks_of_the_user(model):
     calls: list[nn.Module] = []
-    hook = model.model.layers[0].register_forward_pre_hook(lambda module, _: calls.append(module))
+    hook = model.model.layers[0].register_forward_pre_hook(
+        lambda module, _: calls.append(module)
+    )
     with put(model, "sinusoidal"):
         calls.clear()  # `swap` has run the model to check it
         logits(model)
@@ -108,7 +119,11 @@ def test_lora_trains_encoding_parameters_listed_in_modules_to_save(model, name):
     put(model, name)
     plain = logits(model)
     wrapped = lora(model, modules_to_save=["rotary_emb.module"])
-    trained = {key: parameter for key, parameter in wrapped.named_parameters() if parameter.requires_grad}
+    trained = {
+        key: parameter
+        for key, parameter in wrapped.named_parameters()
+        if parameter.requires_grad
+    }
     assert (
         sum("rotary_emb.module.modules_to_save" in key for key in trained)
         == len(list(swapped(model).module.parameters())) // 2
@@ -135,7 +150,9 @@ def test_resizing_embeddings_and_init_weights_keep_the_encoding(model):
     put(model, "shaw")
     expected = logits(model)
     model.init_weights()
-    model.resize_token_embeddings(140)  # last, because transformers 5.4 would initialise a resized head again
+    model.resize_token_embeddings(
+        140
+    )  # last, because transformers 5.4 would initialise a resized head again
     assert torch.equal(logits(model)[..., :128], expected)
 
 
@@ -171,12 +188,16 @@ def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["rerope", "rope", "learned"])
-def test_setting_another_attention_implementation_raises_an_error_in_the_forward_pass(model, name, attention):
+def test_setting_another_attention_implementation_raises_an_error_in_the_forward_pass(
+    model, name, attention
+):
     stock = logits(model)
     handle = put(model, name)
     changed = model.config._attn_implementation
     model.set_attn_implementation(attention)
-    with pytest.raises(RopepatchError, match=f"was set to '{attention}', which ignores its"):
+    with pytest.raises(
+        RopepatchError, match=f"was set to '{attention}', which ignores its"
+    ):
         logits(model)
     handle.remove()
     assert torch.equal(logits(model), stock)
@@ -185,19 +206,28 @@ def test_setting_another_attention_implementation_raises_an_error_in_the_forward
         logits(model)
 
 
-def test_the_error_about_nan_weights_names_the_weight_and_leaves_the_model_unchanged(model):
+def test_the_error_about_nan_weights_names_the_weight_and_leaves_the_model_unchanged(
+    model,
+):
     before = traces(model)
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight[0, 0] = float("nan")
     for change in ("rerope", "alibi"):
-        with pytest.raises(RopepatchError, match=r"contain NaN or infinity: .*\.0\.self_attn\.k_proj"):
+        with pytest.raises(
+            RopepatchError, match=r"contain NaN or infinity: .*\.0\.self_attn\.k_proj"
+        ):
             put(model, change)
         assert traces(model) == before
 
 
 @pytest.mark.parametrize(
     ("encoding", "parameters"),
-    [("alibbi", {}), ("axial", {"grid": (3, 3)}), (make_encoding("alibi"), {"clip": 2}), (7, {})],
+    [
+        ("alibbi", {}),
+        ("axial", {"grid": (3, 3)}),
+        (make_encoding("alibi"), {"clip": 2}),
+        (7, {}),
+    ],
     ids=str,
 )
 def test_a_rejected_encoding_leaves_the_model_unchanged(model, encoding, parameters):
@@ -221,13 +251,26 @@ def with_unequal_channels(model: PreTrainedModel) -> PreTrainedModel:
 
 
 ACCEPTED = {
-    *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "gemma", "granite", "olmo2"),
+    *(
+        "llama",
+        "mistral",
+        "mixtral",
+        "ministral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "granite",
+        "olmo2",
+    ),
     "phi3",
 }
 
 
 @every_family(*ACCEPTED)
-def test_swapping_rope_into_any_architecture_keeps_logits_or_raises_an_error(model_type):
+def test_swapping_rope_into_any_architecture_keeps_logits_or_raises_an_error(
+    model_type,
+):
     model = with_unequal_channels(tiny_model(model_type))
     before, stock = traces(model), None
     try:
@@ -247,13 +290,21 @@ def test_swapping_rope_into_any_architecture_keeps_logits_or_raises_an_error(mod
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gemma2", "it caps its attention scores" if OLDEST else "it does not support sdpa"),
+        (
+            "gemma2",
+            "it caps its attention scores" if OLDEST else "it does not support sdpa",
+        ),
         ("phi", "only a part of each head rotates"),
         ("deepseek_v3", "only a part of each head rotates"),
         ("cohere", "its rotary pairs are laid out otherwise"),
         ("falcon", "its attention is no interchangeable function"),
         ("cohere2", "some layers do not rotate"),
-        ("bamba", "carries a state" if OLDEST else "it has layers of the type linear_attention"),
+        (
+            "bamba",
+            "carries a state"
+            if OLDEST
+            else "it has layers of the type linear_attention",
+        ),
         ("gpt2", "it has no rotary module"),
     ],
 )

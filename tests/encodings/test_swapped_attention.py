@@ -37,7 +37,9 @@ def test_large_attention_scores_in_float16_give_finite_logits(name):
 def test_peft_modules_to_save_cannot_contain_the_whole_rotary_module(model):
     ropepatch.swap(model, "t5")
     with pytest.raises(RopepatchError, match="not copied without it") as error:
-        get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"]))
+        get_peft_model(
+            model, LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"])
+        )
     assert "rotary_emb.module" in error.value.hint
 
 
@@ -55,7 +57,9 @@ def test_swap_rejects_absolute_encodings_where_the_model_scales_its_embeddings(f
 def test_encoding_tensors_follow_the_tokens_to_another_device(model, name):
     """On the meta device, a tensor of another device would raise an error."""
     module, positions = put(model, name).module, torch.zeros(1, 2, dtype=torch.long)
-    inputs = AttentionInputs(*torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0)
+    inputs = AttentionInputs(
+        *torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0
+    )
     assert module(inputs).relative.numbers.device.type == "meta"
 
 
@@ -65,7 +69,10 @@ def test_a_swapped_model_moves_to_the_meta_device_and_back(model, name):
     put(model, name)
     expected, weights = logits(model), copy.deepcopy(model.state_dict())
     model.to("meta")
-    assert all(table.is_meta for table in (*model.parameters(), *model.model.rotary_emb.stock.buffers()))
+    assert all(
+        table.is_meta
+        for table in (*model.parameters(), *model.model.rotary_emb.stock.buffers())
+    )
     model.to_empty(device="cpu").load_state_dict(weights)
     assert torch.equal(logits(model), expected)
     swapped(model).remove()

@@ -54,13 +54,16 @@ def test_a_saved_encoding_is_loaded_with_the_same_logits(model, name, dtype, tmp
     assert torch.equal(logits(loaded), before)
     assert swapped(loaded).encoding == encoding
     assert all(
-        value.dtype == parameters[key].dtype for key, value in swapped(loaded).module.state_dict().items()
+        value.dtype == parameters[key].dtype
+        for key, value in swapped(loaded).module.state_dict().items()
     )
     assert not loaded.training
     assert loaded.config.model_type == "llama"
 
 
-def test_load_returns_the_tokenizer_and_leaves_the_random_state_unchanged(saved, tokenizer):
+def test_load_returns_the_tokenizer_and_leaves_the_random_state_unchanged(
+    saved, tokenizer
+):
     state = torch.get_rng_state()
     _, loaded = ropepatch.load(saved, device="cpu")
     assert torch.equal(torch.get_rng_state(), state)
@@ -88,18 +91,29 @@ def test_stock_transformers_rejects_a_swapped_checkpoint_with_needs_ropepatch(sa
 def test_ropepatch_json_states_that_a_swapped_checkpoint_needs_ropepatch(saved):
     record = json.loads((saved / "ropepatch.json").read_text())
     assert "ropepatch.load" in record["needs_ropepatch"]
-    assert (record["encoding"], record["parameters"]) == ("t5", {"buckets": 32, "max_distance": 40})
-    assert (record["model_type"], record["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert (record["encoding"], record["parameters"]) == (
+        "t5",
+        {"buckets": 32, "max_distance": 40},
+    )
+    assert (record["model_type"], record["architectures"]) == (
+        "llama",
+        ["LlamaForCausalLM"],
+    )
 
 
-def test_saving_changes_neither_the_model_nor_an_existing_folder(model, tmp_path, monkeypatch):
+def test_saving_changes_neither_the_model_nor_an_existing_folder(
+    model, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()
     with ropepatch.swap(model, "alibi") as swap:
         before = logits(model)
         with pytest.raises(RopepatchError, match="already exists"):
             swap.save(tmp_path / "mine")
-        with largest_file(50_000), pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)):
+        with (
+            largest_file(50_000),
+            pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)),
+        ):
             swap.save(tmp_path / "full")
         assert swap.save("~/other") == tmp_path / "other"
         assert torch.equal(logits(model), before)
@@ -110,14 +124,24 @@ def test_saving_changes_neither_the_model_nor_an_existing_folder(model, tmp_path
 @pytest.mark.parametrize(
     "change",
     [
-        *({"encoding": "t6"}, {"encoding": None}, {"encoding": "alibi", "parameters": {}}),
-        *({"encoding": "shaw", "parameters": {}}, {"model_type": "lama"}, {"parameters": {"name": "nope"}}),
+        *(
+            {"encoding": "t6"},
+            {"encoding": None},
+            {"encoding": "alibi", "parameters": {}},
+        ),
+        *(
+            {"encoding": "shaw", "parameters": {}},
+            {"model_type": "lama"},
+            {"parameters": {"name": "nope"}},
+        ),
         {"parameters": {"buckets": 10**11, "max_distance": 10**12}},
         None,
     ],
     ids=str,
 )
-def test_loading_rejects_a_missing_or_inconsistent_ropepatch_json(saved, tmp_path, change):
+def test_loading_rejects_a_missing_or_inconsistent_ropepatch_json(
+    saved, tmp_path, change
+):
     copied = shutil.copytree(saved, tmp_path / "copied")
     file = copied / "ropepatch.json"
     if change is None:
@@ -129,28 +153,42 @@ def test_loading_rejects_a_missing_or_inconsistent_ropepatch_json(saved, tmp_pat
 
 
 def test_a_plan_rejects_a_swapped_checkpoint(saved):
-    with pytest.raises(RopepatchError, match="the position encoding of this checkpoint is swapped"):
+    with pytest.raises(
+        RopepatchError, match="the position encoding of this checkpoint is swapped"
+    ):
         ropepatch.plan(saved, to=512)
 
 
-def test_results_of_swapped_checkpoints_differ_only_in_name_and_encoding(model, tokenizer, tmp_path):
+def test_results_of_swapped_checkpoints_differ_only_in_name_and_encoding(
+    model, tokenizer, tmp_path
+):
     records = []
     for name in ("alibi", "nope"):
         with ropepatch.swap(model, name) as swap:
             swap.save(tmp_path / name / "m", tokenizer)
-        subject = Subject(str(tmp_path / name / "m"), Checkpoint(tmp_path / name / "m"), ALONE)
+        subject = Subject(
+            str(tmp_path / name / "m"), Checkpoint(tmp_path / name / "m"), ALONE
+        )
         assert swapped(subject.model).encoding.name == name
         records.append(subject.record)
-    assert [record.pop("encoding")["encoding"] for record in records] == ["alibi", "nope"]
+    assert [record.pop("encoding")["encoding"] for record in records] == [
+        "alibi",
+        "nope",
+    ]
     assert records[0].pop("name") != records[1].pop("name")
     assert records[0] == records[1]
 
 
-def test_saving_rejects_unregistered_encodings_unmerged_adapters_and_removed_swaps(model, tmp_path):
+def test_saving_rejects_unregistered_encodings_unmerged_adapters_and_removed_swaps(
+    model, tmp_path
+):
     class Unregistered(ENCODINGS["nope"]):
         name = "mine"
 
-    with ropepatch.swap(model, Unregistered()) as swap, pytest.raises(RopepatchError, match="registered"):
+    with (
+        ropepatch.swap(model, Unregistered()) as swap,
+        pytest.raises(RopepatchError, match="registered"),
+    ):
         swap.save(tmp_path / "out")
     swap = ropepatch.swap(model, "alibi")
     get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))

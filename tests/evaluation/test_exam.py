@@ -13,10 +13,14 @@ def few(monkeypatch):
     monkeypatch.setattr(exam, "MOST", 8)
 
 
-def test_answerable_kinds_are_those_answered_within_the_original_length_and_none_for_a_guessing_model(tiny):
+def test_answerable_kinds_are_those_answered_within_the_original_length_and_none_for_a_guessing_model(
+    tiny,
+):
     model, tokenizer = tiny
     assert answerable(model, tokenizer, 256, seed=0) == ["passkey"]
-    weights = {name: torch.randn_like(weight) for name, weight in model.state_dict().items()}
+    weights = {
+        name: torch.randn_like(weight) for name, weight in model.state_dict().items()
+    }
     stranger = type(model)(model.config).eval()
     stranger.load_state_dict(weights)
     assert answerable(stranger, tokenizer, 256, seed=0) == []
@@ -28,7 +32,9 @@ def test_kinds_with_several_keys_are_preferred_to_the_passkey(tiny, monkeypatch)
     class Answers:
         def found(self, length, kind):
             asked.append((length, kind))
-            return Mean(((1.0 if kind == "number" else 4.0, 8.0),) * 8, share=True)  # one of 8 is a guess
+            return Mean(
+                ((1.0 if kind == "number" else 4.0, 8.0),) * 8, share=True
+            )  # one of 8 is a guess
 
     monkeypatch.setattr(exam, "ask", lambda *told, **options: Answers())
     found = answerable(None, tiny[1], 2048, seed=0)

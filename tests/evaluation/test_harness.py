@@ -20,7 +20,10 @@ from ropepatch.evaluation.tasks import _row
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 SAID = " Bread cools on the sill. Smoke climbs from"
-RIGHT, WRONG = {"text": SAID, "target": " every"}, {"text": SAID, "target": " 7"}  # as tiny says, or not
+RIGHT, WRONG = (
+    {"text": SAID, "target": " every"},
+    {"text": SAID, "target": " 7"},
+)  # as tiny says, or not
 GENERATES = {
     "output_type": "generate_until",
     "metrics": ("exact_match: mean",),
@@ -28,7 +31,15 @@ GENERATES = {
 }
 
 
-def write_task(folder, name, rows, *, output_type="loglikelihood", metrics=("acc: mean",), **settings):
+def write_task(
+    folder,
+    name,
+    rows,
+    *,
+    output_type="loglikelihood",
+    metrics=("acc: mean",),
+    **settings,
+):
     """A task of rows {text, target}; more code goes to the end of its helper ``NAME_data``."""
     code = settings.pop("code", "")
     listed = f"def rows(**metadata):\n    return {{'test': datasets.Dataset.from_list({rows!r})}}\n"
@@ -45,9 +56,13 @@ def write_task(folder, name, rows, *, output_type="loglikelihood", metrics=("acc
     ]
     for metric in metrics:
         title, aggregation = metric.split(": ")
-        lines.append(f"  - {{metric: {title}, aggregation: {aggregation}, higher_is_better: true}}")
+        lines.append(
+            f"  - {{metric: {title}, aggregation: {aggregation}, higher_is_better: true}}"
+        )
     lines += [f"{key}: {value}" for key, value in settings.items()]
-    (folder / f"{name}.yaml").write_text("\n".join([*lines, "metadata: {version: 2.0}", ""]))
+    (folder / f"{name}.yaml").write_text(
+        "\n".join([*lines, "metadata: {version: 2.0}", ""])
+    )
 
 
 def run(tiny, folder, *tasks, **options):
@@ -70,14 +85,26 @@ def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
     code += "def scores(doc, results):\n    right = doc['target'] != ' 7'\n"
     code += "    return {'acc': float(right), '4096': -1.0, 'perplexity': 1.0}\n"  # -1 is RULER's, unasked
     metrics = ("acc: mean", "'4096': mean", "perplexity: !function one_data.infinite")
-    settings = {"process_results": "!function one_data.scores", "code": code, "metrics": metrics}
+    settings = {
+        "process_results": "!function one_data.scores",
+        "code": code,
+        "metrics": metrics,
+    }
     write_task(tmp_path, "one", [RIGHT, WRONG, RIGHT, WRONG, WRONG], **settings)
     write_task(tmp_path, "two", [WRONG])
     (tmp_path / "both.yaml").write_text(
         "group: both\ntask: [one, two]\naggregate_metric_list: [{metric: acc, aggregation: mean}]\n"
     )
-    rows = {(row["task"], row["metric"]): row for row in run(tiny, tmp_path, "both", limit=4)}
-    assert rows.keys() == {("one", "acc"), ("one", "perplexity"), ("two", "acc"), ("both", "acc")}
+    rows = {
+        (row["task"], row["metric"]): row
+        for row in run(tiny, tmp_path, "both", limit=4)
+    }
+    assert rows.keys() == {
+        ("one", "acc"),
+        ("one", "perplexity"),
+        ("two", "acc"),
+        ("both", "acc"),
+    }
     # two of four: the mean's standard error is sqrt(p (1 - p) / (n - 1))
     expected = {"task": "one", "version": "2.0", "metric": "acc", "value": 0.5, "n": 4}
     expected |= {"answers": (1.0, 0.0, 1.0, 0.0)}
@@ -85,7 +112,10 @@ def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
     share = Mean.of([(1, 1), (0, 1), (1, 1), (0, 1)], share=True).interval()
     assert (_row(rows["one", "acc"]).low, _row(rows["one", "acc"]).high) == share
     assert rows["one", "perplexity"]["value"] is None
-    assert (rows["two", "acc"]["value"], rows["two", "acc"]["stderr"]) == (0.0, None)  # of one document
+    assert (rows["two", "acc"]["value"], rows["two", "acc"]["stderr"]) == (
+        0.0,
+        None,
+    )  # of one document
     assert rows["both", "acc"]["value"] == pytest.approx(0.4)
     json.dumps([*rows.values()], allow_nan=False)
 
@@ -93,21 +123,31 @@ def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
 # Nothing is cut
 
 
-def test_a_prompt_that_would_be_truncated_raises_and_the_config_has_the_default_limit(tiny, tmp_path):
+def test_a_prompt_that_would_be_truncated_raises_and_the_config_has_the_default_limit(
+    tiny, tmp_path
+):
     write_task(tmp_path, "short", [RIGHT])
     texts = [text_of(tiny, length) for length in (20, 60, 257)]
     write_task(tmp_path, "long", [{"text": text, "target": " turns"} for text in texts])
     for options, limit in (({"max_length": 50}, 50), ({}, 256)):
-        with pytest.raises(RopepatchError, match=f"short, long takes 257 .* more than the {limit} of"):
+        with pytest.raises(
+            RopepatchError, match=f"short, long takes 257 .* more than the {limit} of"
+        ):
             run(tiny, tmp_path, "short", "long", **options)
-    assert run(tiny, tmp_path, "long", max_length=257)[0]["n"] == 3  # the answer is predicted, not read
+    assert (
+        run(tiny, tmp_path, "long", max_length=257)[0]["n"] == 3
+    )  # the answer is predicted, not read
 
 
-def test_a_prompt_with_room_for_its_answer_is_generated_and_one_token_less_is_refused(tiny, tmp_path):
+def test_a_prompt_with_room_for_its_answer_is_generated_and_one_token_less_is_refused(
+    tiny, tmp_path
+):
     text = text_of(tiny, 92)
     model, tokenizer = tiny
     ids = torch.tensor([tokenizer.encode(text)])
-    said = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    said = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
+    )
     target = tokenizer.decode(said[0, 92:], skip_special_tokens=True)
     write_task(tmp_path, "says", [{"text": text, "target": target}], **GENERATES)
     assert run(tiny, tmp_path, "says", max_length=100)[0]["value"] == 1.0
@@ -116,10 +156,15 @@ def test_a_prompt_with_room_for_its_answer_is_generated_and_one_token_less_is_re
             run(tiny, tmp_path, "says", max_length=length)
 
 
-def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(tiny, tmp_path):
+def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(
+    tiny, tmp_path
+):
     model, tokenizer = tiny
     text = text_of(tiny, 61)
-    options = {"output_type": "loglikelihood_rolling", "metrics": ("byte_perplexity: weighted_perplexity",)}
+    options = {
+        "output_type": "loglikelihood_rolling",
+        "metrics": ("byte_perplexity: weighted_perplexity",),
+    }
     write_task(tmp_path, "reads", [{"text": "", "target": text}], **options)
     (row,) = run(tiny, tmp_path, "reads", max_length=60)
     ids = tokenizer.encode(text)
@@ -140,17 +185,35 @@ def test_model_tokenizer_seeds_environment_logging_and_output_are_as_before(
     model, tokenizer = ropepatch.load("tiny", device="cpu")
     frequencies = model.model.rotary_emb.inv_freq.clone()
     model.bfloat16()
-    model.model.rotary_emb.inv_freq = frequencies.clone()  # of another dtype than the weights
+    model.model.rotary_emb.inv_freq = (
+        frequencies.clone()
+    )  # of another dtype than the weights
     write_task(tmp_path, "wheel", [RIGHT], code="print('hello')")
     write_task(tmp_path, "says", [{"text": "The mill", "target": "x"}], **GENERATES)
     model.train().model.layers[1].eval()
     logger = logging.getLogger("lm_eval")
 
     def state():
-        draws = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        draws = (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
         modes = {name: module.training for name, module in model.named_modules()}
-        of_model = model.dtype, model.model.rotary_emb.inv_freq.tolist(), model.generation_config.to_dict()
-        return *draws, dict(os.environ), logger.level, sys.stdout, modes, *of_model, tokenizer.pad_token
+        of_model = (
+            model.dtype,
+            model.model.rotary_emb.inv_freq.tolist(),
+            model.generation_config.to_dict(),
+        )
+        return (
+            *draws,
+            dict(os.environ),
+            logger.level,
+            sys.stdout,
+            modes,
+            *of_model,
+            tokenizer.pad_token,
+        )
 
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(987)  # other than lm-eval's
@@ -181,12 +244,19 @@ def scores(doc, results):
     return {"acc": float(doc["seen"] == EXPECTED)}
 """
     expected = f"False 77 {tiny[1].encode('The mill')}"
-    settings = {"code": f"EXPECTED = {expected!r}{code}", "process_results": "!function wheel_data.scores"}
+    settings = {
+        "code": f"EXPECTED = {expected!r}{code}",
+        "process_results": "!function wheel_data.scores",
+    }
     write_task(tmp_path, "wheel", None, **settings)
     tokenizer = tiny[1]
-    tokenizer.init_kwargs["auto_map"] = {"AutoTokenizer": ["someone/else--code.Tokenizer", None]}
+    tokenizer.init_kwargs["auto_map"] = {
+        "AutoTokenizer": ["someone/else--code.Tokenizer", None]
+    }
     try:
-        (row,) = run(tiny, tmp_path, "wheel", metadata={"word": "The mill"}, max_length=77)
+        (row,) = run(
+            tiny, tmp_path, "wheel", metadata={"word": "The mill"}, max_length=77
+        )
         assert "auto_map" in tokenizer.init_kwargs
     finally:
         del tokenizer.init_kwargs["auto_map"]
@@ -199,7 +269,9 @@ def scores(doc, results):
 @pytest.mark.slow
 def test_unknown_tasks_are_refused_with_the_nearest_of_ours_and_of_the_harness(tiny):
     unknown = ["ropepatch_passkeys", "niah_singel_1"]
-    with pytest.raises(RopepatchError, match="ropepatch_passkeys, niah_singel_1") as error:
+    with pytest.raises(
+        RopepatchError, match="ropepatch_passkeys, niah_singel_1"
+    ) as error:
         run(tiny, TASKS, "ropepatch_passkey", *unknown)
     assert error.value.hint == "did you mean ropepatch_passkey, niah_single_1?"
 
@@ -207,9 +279,24 @@ def test_unknown_tasks_are_refused_with_the_nearest_of_ours_and_of_the_harness(t
 @pytest.mark.parametrize(
     ("code", "offline", "message", "hint"),
     [
-        ("raise ConnectionError('no route\\nmore')", True, r"(?m)wheel: no route$", "HF_HUB_OFFLINE"),
-        ("raise ConnectionError('no route\\nmore')", False, r"(?m)wheel: no route$", "network"),
-        ("import a_package_of_none", False, "wheel is missing", "pip install a_package_of_none"),
+        (
+            "raise ConnectionError('no route\\nmore')",
+            True,
+            r"(?m)wheel: no route$",
+            "HF_HUB_OFFLINE",
+        ),
+        (
+            "raise ConnectionError('no route\\nmore')",
+            False,
+            r"(?m)wheel: no route$",
+            "network",
+        ),
+        (
+            "import a_package_of_none",
+            False,
+            "wheel is missing",
+            "pip install a_package_of_none",
+        ),
         (None, False, "lm-eval", r"ropepatch\[eval\]"),
     ],
 )

@@ -23,7 +23,12 @@ Floats = NDArray[np.float64]
 
 def mean_of(values: Sequence[float], weights: Sequence[float] | None = None) -> Mean:
     weights = [1000.0] * len(values) if weights is None else weights
-    return Mean(tuple((value * weight, weight) for value, weight in zip(values, weights, strict=True)))
+    return Mean(
+        tuple(
+            (value * weight, weight)
+            for value, weight in zip(values, weights, strict=True)
+        )
+    )
 
 
 def answers(found: Sequence[int], of: int = 20) -> Mean:
@@ -49,8 +54,12 @@ def cr2(values: Floats, weights: Floats) -> Interval:
     centre = float(sum(share * value for share, value in zip(p, values, strict=True)))
     variance, rows = 0.0, []
     for i in range(n):
-        residual = [float(i == j) - p[j] for j in range(n)]  # of cluster i, as weights on all means
-        shrunk = sum(x * x for x in residual)  # its expected square, where all means have the variance 1
+        residual = [
+            float(i == j) - p[j] for j in range(n)
+        ]  # of cluster i, as weights on all means
+        shrunk = sum(
+            x * x for x in residual
+        )  # its expected square, where all means have the variance 1
         variance += p[i] ** 2 * (values[i] - centre) ** 2 / shrunk
         rows.append([p[i] * x / math.sqrt(shrunk) for x in residual])
     eigenvalues = np.linalg.eigvalsh(np.array(rows) @ np.array(rows).T)
@@ -63,12 +72,19 @@ def cr2(values: Floats, weights: Floats) -> Interval:
 def test_uneven_documents_have_the_interval_of_bell_and_mccaffrey(n):
     draw = np.random.default_rng(n)
     values, weights = draw.normal(3, 0.5, n), np.round(draw.lognormal(7, 0.8, n))
-    assert mean_of(values, weights).interval() == pytest.approx(cr2(values, weights), rel=1e-14)
+    assert mean_of(values, weights).interval() == pytest.approx(
+        cr2(values, weights), rel=1e-14
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "of", "low", "high"),  # Newcombe, Stat. Med. 17 (1998), table I, method 3
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_independent_answers_have_wilsons_interval(found, of, low, high):
     mean = Mean(tuple((float(number < found), 1.0) for number in range(of)), share=True)
@@ -93,7 +109,9 @@ def test_the_design_effect_is_that_of_one_answer_a_haystack_where_all_of_it_are_
 
 
 @pytest.mark.parametrize("clusters", [0, 1, 2])
-def test_below_three_clusters_there_is_no_interval_and_missing_counts_the_rest(clusters):
+def test_below_three_clusters_there_is_no_interval_and_missing_counts_the_rest(
+    clusters,
+):
     mean = mean_of([3.0, 4.0][:clusters])
     assert mean.missing == 3 - clusters
     assert mean.interval() == (-math.inf, math.inf)
@@ -107,14 +125,21 @@ def test_a_difference_is_paired_and_only_of_the_same_clusters():
     gain = difference(mean_of(np.add(hard, [0.1, 0.2, 0.1, 0.2])), mean_of(hard))
     assert gain.value == pytest.approx(0.15)
     assert gain.interval() == pytest.approx(mean_of([0.1, 0.2, 0.1, 0.2]).interval())
-    for other in (mean_of(hard, [1000.0] * 3 + [999.0]), mean_of(hard[:3]), mean_of([*hard, 5.0])):
+    for other in (
+        mean_of(hard, [1000.0] * 3 + [999.0]),
+        mean_of(hard[:3]),
+        mean_of([*hard, 5.0]),
+    ):
         with pytest.raises(RopepatchError, match="not the same in each"):
             difference(mean_of(hard), other)
 
 
 def flipped(counts: Sequence[int]) -> float:
     """The p-value of the sign-flip test, by every assignment of signs."""
-    sums = [np.dot(signs, counts) for signs in itertools.product((-1, 1), repeat=len(counts))]
+    sums = [
+        np.dot(signs, counts)
+        for signs in itertools.product((-1, 1), repeat=len(counts))
+    ]
     return float(np.mean(np.abs(sums) >= abs(sum(counts))))
 
 
@@ -126,14 +151,20 @@ def test_shares_have_the_p_value_of_all_sign_flips(haystacks, of):
         first, second = draw.integers(0, of + 1, (2, haystacks))
         found = difference(answers(first, of), answers(second, of))
         by_scipy = stats.permutation_test(
-            (first, second), lambda a, b: np.mean(a - b), permutation_type="samples", n_resamples=math.inf
+            (first, second),
+            lambda a, b: np.mean(a - b),
+            permutation_type="samples",
+            n_resamples=math.inf,
         )
         assert found.p_value == pytest.approx(flipped(first - second), rel=1e-12)
         assert found.p_value == pytest.approx(by_scipy.pvalue, rel=1e-12)
 
 
 def test_all_against_none_is_significant_from_six_haystacks_on():
-    p_values = {n: difference(answers([20] * n), answers([0] * n)).p_value for n in (3, 5, 6, 20, 64)}
+    p_values = {
+        n: difference(answers([20] * n), answers([0] * n)).p_value
+        for n in (3, 5, 6, 20, 64)
+    }
     assert p_values == {n: 2.0 ** (1 - n) for n in p_values}
     every = {n: difference(answers([20] * n), answers([0] * n)) for n in (5, 6, 20)}
     assert [one.differs for one in every.values()] == [False, True, True]
@@ -151,11 +182,23 @@ def test_two_shares_of_all_answers_may_differ_by_what_each_may_lack():
 
 def newcombe(first: Mean, second: Mean) -> Interval:
     """Newcombe's method 10 in his letters, with the correlation of haystacks times 1 - 1/n."""
-    (p1, p2), (l1, u1), (l2, u2) = (first.value, second.value), first.interval(), second.interval()
-    counts = np.array([[total for total, _ in share.clusters] for share in (first, second)])
-    phi = np.corrcoef(counts)[0, 1] * (1 - 1 / counts.shape[1]) if counts.std(1).all() else 0
+    (p1, p2), (l1, u1), (l2, u2) = (
+        (first.value, second.value),
+        first.interval(),
+        second.interval(),
+    )
+    counts = np.array(
+        [[total for total, _ in share.clusters] for share in (first, second)]
+    )
+    phi = (
+        np.corrcoef(counts)[0, 1] * (1 - 1 / counts.shape[1])
+        if counts.std(1).all()
+        else 0
+    )
     delta = math.sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
-    epsilon = math.sqrt((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2)
+    epsilon = math.sqrt(
+        (u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2
+    )
     return p1 - p2 - delta, p1 - p2 + epsilon
 
 
@@ -174,7 +217,9 @@ def test_a_difference_of_shares_has_newcombes_interval_which_contains_0_exactly_
             of_newcombe += 1
         turned = difference(second, first)
         assert turned.p_value == pytest.approx(found.p_value)
-        assert turned.interval() == pytest.approx((-found.interval()[1], -found.interval()[0]), abs=1e-12)
+        assert turned.interval() == pytest.approx(
+            (-found.interval()[1], -found.interval()[0]), abs=1e-12
+        )
     assert of_newcombe > 200
 
 
@@ -204,7 +249,9 @@ def test_holm_stops_at_the_first_that_is_not_significant():
 # Coverage
 
 
-@pytest.mark.parametrize(("haystacks", "truth", "correlation"), [(5, 0.5, 0), (10, 0.9, 0.3), (10, 0.9, 0)])
+@pytest.mark.parametrize(
+    ("haystacks", "truth", "correlation"), [(5, 0.5, 0), (10, 0.9, 0.3), (10, 0.9, 0)]
+)
 def test_intervals_of_shares_cover_at_least_90_in_100(haystacks, truth, correlation):
     """Answers found are beta-binomial, with this correlation within a haystack.
 
@@ -215,5 +262,7 @@ def test_intervals_of_shares_cover_at_least_90_in_100(haystacks, truth, correlat
     if correlation:
         spread = 1 / correlation - 1
         each = draw.beta(truth * spread, (1 - truth) * spread, size)
-    intervals = [answers(found).interval() for found in draw.binomial(20, each).tolist()]
+    intervals = [
+        answers(found).interval() for found in draw.binomial(20, each).tolist()
+    ]
     assert sum(low <= truth <= high for low, high in intervals) >= 0.9 * WORLDS

@@ -28,7 +28,10 @@ TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
 KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=3)
 SUITE = Suite(
-    models=("tiny",), methods=(Method(name="yarn"), Method(name="ntk")), to=("2x",), tasks=(TALES, KEYS)
+    models=("tiny",),
+    methods=(Method(name="yarn"), Method(name="ntk")),
+    to=("2x",),
+    tasks=(TALES, KEYS),
 )
 
 
@@ -40,7 +43,9 @@ def results(tmp_path_factory):
 
 
 def of(results, task, label):
-    (found,) = (result for result in results if (result.task, result.label) == (task, label))
+    (found,) = (
+        result for result in results if (result.task, result.label) == (task, label)
+    )
     return found
 
 
@@ -69,7 +74,9 @@ def test_the_figures_are_those_of_the_patched_model(results, tiny):
 def test_the_floor_of_the_tales_is_exact(results, tiny):
     tales = held_out_tales(tiny[1], length=512, count=3)
     floor = of(results[0], "perplexity", FLOOR).row("loss", length=512).value
-    assert floor == pytest.approx(-sum(t.log_probs()[1:].sum().item() for t in tales) / (3 * 511))
+    assert floor == pytest.approx(
+        -sum(t.log_probs()[1:].sum().item() for t in tales) / (3 * 511)
+    )
     for label in ("yarn", "ntk"):
         assert floor < of(results[0], "perplexity", label).row("loss", length=512).value
 
@@ -85,10 +92,16 @@ def test_every_result_carries_its_provenance_in_a_file_that_reads_back(results):
     assert result.seconds > 0
     assert of(results[0], "retrieval", BASELINE).scaling is None
     measured, out = results
-    files = {f"tiny-512-{result.task}-{result.label}.json": result for result in measured}
+    files = {
+        f"tiny-512-{result.task}-{result.label}.json": result for result in measured
+    }
     assert {file.name for file in out.iterdir()} == files.keys()
     for name, result in files.items():
-        assert (out / name).read_text() == read_result(out / name).to_json() == result.to_json()
+        assert (
+            (out / name).read_text()
+            == read_result(out / name).to_json()
+            == result.to_json()
+        )
 
 
 def unmeasurable(name):
@@ -97,10 +110,16 @@ def unmeasurable(name):
 
 def of_tiny(*tasks, to="2x", methods=(), **options):
     """What these tasks give of tiny, unscaled and scaled by these methods."""
-    return list(measure(Suite(models=("tiny",), methods=methods, to=(to,), tasks=tasks), **options))
+    return list(
+        measure(
+            Suite(models=("tiny",), methods=methods, to=(to,), tasks=tasks), **options
+        )
+    )
 
 
-def test_existing_results_are_not_measured_again_and_load_no_model(results, monkeypatch):
+def test_existing_results_are_not_measured_again_and_load_no_model(
+    results, monkeypatch
+):
     monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
     measured, out = results
     again = list(measure(SUITE, out=out, progress=unmeasurable))
@@ -119,7 +138,9 @@ def interrupted(suite, out, *, after=0):
         list(measure(suite, out=out, progress=lambda name: nullcontext(advance)))
 
 
-def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results, tmp_path):
+def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(
+    results, tmp_path
+):
     """In the middle of the first measurement another is killed and a third runs to its end."""
     steps, others = count(), []
 
@@ -134,12 +155,18 @@ def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results
             others.extend(measure(SUITE, out=tmp_path))
             assert not kept()
 
-    first = list(measure(SUITE, out=tmp_path, progress=lambda name: nullcontext(advance)))
+    first = list(
+        measure(SUITE, out=tmp_path, progress=lambda name: nullcontext(advance))
+    )
     assert rows(first) == rows(others) == rows(results[0])
-    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        file.name for file in results[1].iterdir()
+    }
 
 
-def test_a_remapping_that_the_model_does_not_support_raises_before_the_measurement(tmp_path):
+def test_a_remapping_that_the_model_does_not_support_raises_before_the_measurement(
+    tmp_path,
+):
     needs("cohere2")
     folder = tmp_path / "cohere2"
     shutil.copytree(TINY, folder)
@@ -147,23 +174,36 @@ def test_a_remapping_that_the_model_does_not_support_raises_before_the_measureme
     tiny_model("cohere2").save_pretrained(folder)
     (text := tmp_path / "text.txt").write_text("Once upon a time. " * 100)
     task = PerplexityTask(windows=1, text=str(text))
-    suite = Suite(models=(str(folder),), methods=(*YARN, Method(name="rerope")), to=("2x",), tasks=(task,))
-    with pytest.raises(RopepatchError, match="cohere2 cannot have a position remapping"):
+    suite = Suite(
+        models=(str(folder),),
+        methods=(*YARN, Method(name="rerope")),
+        to=("2x",),
+        tasks=(task,),
+    )
+    with pytest.raises(
+        RopepatchError, match="cohere2 cannot have a position remapping"
+    ):
         list(measure(suite, out=tmp_path / "out"))
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_the_gain_is_the_loss_in_windows_of_the_original_length_minus_the_loss_in_one_pass(tiny):
+def test_the_gain_is_the_loss_in_windows_of_the_original_length_minus_the_loss_in_one_pass(
+    tiny,
+):
     model, tokenizer = tiny
     task = PerplexityTask(windows=4, gain=True)
-    gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").of("gain", "begin", "end")
+    gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").of(
+        "gain", "begin", "end"
+    )
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         full = ropepatch.perplexity(model, None, tales)
         limited = ropepatch.perplexity(model, None, tales, window=256, stride=128)
     assert (gain[0].at["begin"], gain[-1].at["end"]) == (256, 512)
     brought = sum(row.value * row.n for row in gain)
-    expected = torch.stack(limited.nll)[:, 255:].sum() - torch.stack(full.nll)[:, 255:].sum()
+    expected = (
+        torch.stack(limited.nll)[:, 255:].sum() - torch.stack(full.nll)[:, 255:].sum()
+    )
     assert brought == pytest.approx(expected.item(), rel=1e-4)
 
 
@@ -175,8 +215,12 @@ def test_the_gain_is_the_loss_in_windows_of_the_original_length_minus_the_loss_i
     ],
     ids=["gain", "stride"],
 )
-def test_several_passes_have_one_progress_and_are_all_in_the_forecast(tiny, settings, reads):
-    made = PerplexityTask(windows=1, **settings).prepare("tiny", tiny[1], trained=256, to=512)
+def test_several_passes_have_one_progress_and_are_all_in_the_forecast(
+    tiny, settings, reads
+):
+    made = PerplexityTask(windows=1, **settings).prepare(
+        "tiny", tiny[1], trained=256, to=512
+    )
     told = []
     made.run(*tiny, None, lambda done, total: told.append((done, total)))
     assert made.reads == reads
@@ -189,8 +233,19 @@ def test_several_passes_have_one_progress_and_are_all_in_the_forecast(tiny, sett
 def test_several_processes_write_the_results_of_one(results, tmp_path):
     """As `torchrun -m ropepatch eval` starts them; only the first prints."""
     suite = tmp_path / "suite.yaml"
-    suite.write_text("methods: [yarn]\nto: [2x]\ntasks: [{task: perplexity, windows: 3}]\n")
-    words = ("-m", "ropepatch", "eval", "tiny", "--suite", suite, "--out", tmp_path / "out")
+    suite.write_text(
+        "methods: [yarn]\nto: [2x]\ntasks: [{task: perplexity, windows: 3}]\n"
+    )
+    words = (
+        "-m",
+        "ropepatch",
+        "eval",
+        "tiny",
+        "--suite",
+        suite,
+        "--out",
+        tmp_path / "out",
+    )
     done = run_two_processes(*words, OMP_NUM_THREADS=str(torch.get_num_threads()))
     assert done.stdout.count("trained on 256 tokens") == 1
     for label in (BASELINE, "yarn"):
@@ -207,14 +262,24 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
         ("task", "retrieval"),
         ("label", "ntk"),
         ("target", 256),
-        ("scaling", {"method": "yarn", "factor": 4.0, "parameters": {}, "attention_factor": 1.0}),
+        (
+            "scaling",
+            {
+                "method": "yarn",
+                "factor": 4.0,
+                "parameters": {},
+                "attention_factor": 1.0,
+            },
+        ),
         ("parameters", {"windows": 2}),
         ("model", {"name": "tiny", "trained": 256, "weights": "0" * 64}),
     ],
 )
 def test_a_result_with_other_settings_is_not_reused(results, tmp_path, key, value):
     file = results[1] / "tiny-512-perplexity-yarn.json"
-    (tmp_path / file.name).write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    (tmp_path / file.name).write_text(
+        json.dumps(json.loads(file.read_text()) | {key: value})
+    )
     with pytest.raises(RopepatchError, match=rf"other settings: it differs in .*{key}"):
         list(measure(SUITE, out=tmp_path, progress=unmeasurable))
 
@@ -227,13 +292,21 @@ def test_partial_results_of_one_model_are_not_resumed_with_another(tmp_path):
     suites = []
     for name, theta in (("a", rope["rope_theta"]), ("b", 500.0)):
         folder = shutil.copytree(source.TINY, tmp_path / name / "model")
-        edit_json(folder / "config.json", rope_parameters=rope | {"rope_theta": theta}, rope_theta=theta)
+        edit_json(
+            folder / "config.json",
+            rope_parameters=rope | {"rope_theta": theta},
+            rope_theta=theta,
+        )
         task = PerplexityTask(text=str(text), windows=3)
         suites.append(Suite(models=(str(folder),), to=("1x",), tasks=(task,)))
     interrupted(suites[0], tmp_path / "out")
     assert rows(measure(suites[1], out=tmp_path / "out")) == rows(measure(suites[1]))
     assert not list((tmp_path / "out").glob("*.partial"))
-    assert not [file for file in (tmp_path / "out").iterdir() if str(tmp_path) in file.read_text()]
+    assert not [
+        file
+        for file in (tmp_path / "out").iterdir()
+        if str(tmp_path) in file.read_text()
+    ]
 
 
 def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
@@ -241,9 +314,12 @@ def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
     both = of_tiny(SHORT, methods=YARN, out=tmp_path)
     assert [r.env["dtype"] for r in both if r.label != FLOOR] == ["torch.bfloat16"] * 2
     file = tmp_path / "tiny-512-perplexity-yarn.json"
-    edit_json(file, env=json.loads(file.read_text())["env"] | {"dtype": "torch.float32"})
+    edit_json(
+        file, env=json.loads(file.read_text())["env"] | {"dtype": "torch.float32"}
+    )
     with pytest.raises(
-        RopepatchError, match=r"of tiny in two precisions, torch\.bfloat16 and torch\.float32"
+        RopepatchError,
+        match=r"of tiny in two precisions, torch\.bfloat16 and torch\.float32",
     ):
         of_tiny(SHORT, methods=YARN, out=tmp_path)
 
@@ -254,17 +330,35 @@ def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 
 
-def test_every_target_that_is_named_has_one_plan_and_two_tasks_of_a_kind_files_of_their_own(tmp_path):
+def test_every_target_that_is_named_has_one_plan_and_two_tasks_of_a_kind_files_of_their_own(
+    tmp_path,
+):
     yarn = Method(name="yarn", parameters={"beta_fast": 8.0})
     more = SHORT.model_copy(update={"windows": 2})
-    suite = Suite(models=("tiny",), methods=(yarn,), to=("2x", "4x", 512), tasks=(SHORT, more))
-    scaled = [result for result in measure(suite, out=tmp_path) if result.label == yarn.label]
-    assert [(r.target, r.scaling["factor"], r.parameters["pieces"]) for r in scaled] == [
-        (to, factor, pieces) for to, factor in ((512, 2.0), (1024, 4.0)) for pieces in (1, 2)
+    suite = Suite(
+        models=("tiny",), methods=(yarn,), to=("2x", "4x", 512), tasks=(SHORT, more)
+    )
+    scaled = [
+        result for result in measure(suite, out=tmp_path) if result.label == yarn.label
+    ]
+    assert [
+        (r.target, r.scaling["factor"], r.parameters["pieces"]) for r in scaled
+    ] == [
+        (to, factor, pieces)
+        for to, factor in ((512, 2.0), (1024, 4.0))
+        for pieces in (1, 2)
     ]
     assert {result.scaling["parameters"]["beta_fast"] for result in scaled} == {8.0}
-    assert read_result(tmp_path / "tiny-512-perplexity-baseline.json").parameters["pieces"] == 1
-    assert read_result(tmp_path / "tiny-1k-perplexity-2-baseline.json").parameters["pieces"] == 2
+    assert (
+        read_result(tmp_path / "tiny-512-perplexity-baseline.json").parameters["pieces"]
+        == 1
+    )
+    assert (
+        read_result(tmp_path / "tiny-1k-perplexity-2-baseline.json").parameters[
+            "pieces"
+        ]
+        == 2
+    )
 
 
 # What the tasks hand on
@@ -276,19 +370,34 @@ def test_every_target_that_is_named_has_one_plan_and_two_tasks_of_a_kind_files_o
         ({}, 256, 512, [128, 256, 512]),
         ({}, 256, 64, [64]),
         ({"lengths": ("0.5x", 128)}, 64, 256, [32, 128]),
-        ({"stride": 128}, 256, 512, [256, 512]),  # windows no longer than the stride are left out
+        (
+            {"stride": 128},
+            256,
+            512,
+            [256, 512],
+        ),  # windows no longer than the stride are left out
     ],
 )
-def test_the_lengths_are_multiples_of_the_trained_context(tiny, settings, trained, to, lengths):
+def test_the_lengths_are_multiples_of_the_trained_context(
+    tiny, settings, trained, to, lengths
+):
     task = PerplexityTask(documents=1, **settings)
-    assert task.prepare("tiny", tiny[1], trained=trained, to=to).parameters["lengths"] == lengths
+    assert (
+        task.prepare("tiny", tiny[1], trained=trained, to=to).parameters["lengths"]
+        == lengths
+    )
 
 
 @pytest.mark.parametrize(
-    ("trained", "edges"), [(256, [0, 32, 45, 64, 91, 128, 181, 256, 362, 512]), (4, [0, 2, 3, 4, 6, 8])]
+    ("trained", "edges"),
+    [(256, [0, 32, 45, 64, 91, 128, 181, 256, 362, 512]), (4, [0, 2, 3, 4, 6, 8])],
 )
-def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context(tiny, trained, edges):
-    ready = PerplexityTask(windows=2).prepare("tiny", tiny[1], trained=trained, to=2 * trained)
+def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context(
+    tiny, trained, edges
+):
+    ready = PerplexityTask(windows=2).prepare(
+        "tiny", tiny[1], trained=trained, to=2 * trained
+    )
     assert [0, *(row.at["end"] for row in ready.floor if "end" in row.at)] == edges
     assert all(math.isfinite(row.value) for row in ready.floor)
 

@@ -3,7 +3,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_models import IgnoresPositions, Largest, WithoutPositions, build, expected, tokens
+from loss_models import (
+    IgnoresPositions,
+    Largest,
+    WithoutPositions,
+    build,
+    expected,
+    tokens,
+)
 from oldest import needs
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
@@ -14,7 +21,11 @@ from ropepatch.evaluation.perplexity import LossReader, perplexity
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [message for name, _, message in caplog.record_tuples if name == LossReader.__module__]
+    return [
+        message
+        for name, _, message in caplog.record_tuples
+        if name == LossReader.__module__
+    ]
 
 
 # The head is the model's own
@@ -49,7 +60,9 @@ def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     needs(family)
     model = build(family, **FAMILIES[family])
     documents = tokens(33, 32, 20)  # the first two are read together
-    for ids, nll in zip(documents, perplexity(model, None, documents, chunk=8).nll, strict=True):
+    for ids, nll in zip(
+        documents, perplexity(model, None, documents, chunk=8).nll, strict=True
+    ):
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
         assert nll.std() > 0.1
     model.to(torch.bfloat16)
@@ -57,13 +70,18 @@ def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     with torch.no_grad():
         logits = model(documents[2][None]).logits[0, :-1].float()
     torch.testing.assert_close(
-        narrow, F.cross_entropy(logits, documents[2][1:], reduction="none"), rtol=0, atol=0.1
+        narrow,
+        F.cross_entropy(logits, documents[2][1:], reduction="none"),
+        rtol=0,
+        atol=0.1,
     )
     assert narrow.dtype == torch.float32
     assert not warnings_of(caplog)  # none: in chunks, not all at once
 
 
-@pytest.mark.parametrize(("lengths", "chunk"), [([128], 16), ([6] * 60, 12)], ids=["one long", "many short"])
+@pytest.mark.parametrize(
+    ("lengths", "chunk"), [([128], 16), ([6] * 60, 12)], ids=["one long", "many short"]
+)
 def test_no_more_logits_than_a_chunk_exist_at_a_time(lengths, chunk):
     model = build(vocab_size=4000)
     documents = tokens(*lengths, vocabulary=4000)
@@ -80,13 +98,19 @@ def test_no_more_logits_than_a_chunk_exist_at_a_time(lengths, chunk):
 
 class GivesTwoPositions(LlamaForCausalLM):
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
-        keep = 0 if isinstance(logits_to_keep, int) else torch.tensor([0, input_ids.shape[1] - 1])
+        keep = (
+            0
+            if isinstance(logits_to_keep, int)
+            else torch.tensor([0, input_ids.shape[1] - 1])
+        )
         return super().forward(input_ids, use_cache=use_cache, logits_to_keep=keep)
 
 
 class LooksAtItsNeighbours(LlamaForCausalLM):
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
-        output = super().forward(input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep)
+        output = super().forward(
+            input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep
+        )
         output.logits = output.logits - output.logits.mean(dim=1, keepdim=True) / 2
         return output
 
@@ -101,7 +125,9 @@ DECODERS = {
 class ShortensItsDecoder(LlamaForCausalLM):
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         hidden = self.model(input_ids, use_cache=use_cache)[0]
-        return super().forward(inputs_embeds=hidden, use_cache=use_cache, logits_to_keep=logits_to_keep)
+        return super().forward(
+            inputs_embeds=hidden, use_cache=use_cache, logits_to_keep=logits_to_keep
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
@@ -112,11 +138,16 @@ class ShortensItsDecoder(LlamaForCausalLM):
         IgnoresPositions,
         GivesTwoPositions,
         LooksAtItsNeighbours,
-        *(type(name, (LlamaForCausalLM,), {"get_decoder": of}) for name, of in DECODERS.items()),
+        *(
+            type(name, (LlamaForCausalLM,), {"get_decoder": of})
+            for name, of in DECODERS.items()
+        ),
         ShortensItsDecoder,
     ],
 )
-def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(llama, model_class, chunk, caplog):
+def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(
+    llama, model_class, chunk, caplog
+):
     model = model_class(llama.config).eval()
     model.load_state_dict(llama.state_dict())
     curve = perplexity(model, None, tokens(31, 21), chunk=chunk)
@@ -130,20 +161,29 @@ class PutsVirtualTokensInFront(LlamaForCausalLM):
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         embedded = self.get_input_embeddings()(input_ids)
         prompted = torch.cat([embedded[:, :1].expand(-1, 3, -1), embedded], dim=1)
-        return super().forward(inputs_embeds=prompted, use_cache=use_cache, logits_to_keep=logits_to_keep)
+        return super().forward(
+            inputs_embeds=prompted, use_cache=use_cache, logits_to_keep=logits_to_keep
+        )
 
 
 def test_a_model_with_more_logits_than_tokens_is_refused(llama):
     model = PutsVirtualTokensInFront(llama.config).eval()
-    with pytest.raises(RopepatchError, match="PutsVirtualTokensInFront returned 33 logits for 30 tokens"):
+    with pytest.raises(
+        RopepatchError,
+        match="PutsVirtualTokensInFront returned 33 logits for 30 tokens",
+    ):
         perplexity(model, None, tokens(30), chunk=8)
 
 
 # The curve
 
 
-@pytest.mark.parametrize("places", [2, 9, 10, 32, (0, 2), (1, 2), (5, 9), (9, 40), (31, 32)])
-def test_a_mean_is_over_the_tokens_at_the_places_asked_for_in_documents_that_are_long_enough(llama, places):
+@pytest.mark.parametrize(
+    "places", [2, 9, 10, 32, (0, 2), (1, 2), (5, 9), (9, 40), (31, 32)]
+)
+def test_a_mean_is_over_the_tokens_at_the_places_asked_for_in_documents_that_are_long_enough(
+    llama, places
+):
     documents = tokens(32, 10, 31, 9)
     curve = perplexity(llama, None, documents, chunk=7)
     begin, end = places if isinstance(places, tuple) else (1, places)
@@ -154,19 +194,32 @@ def test_a_mean_is_over_the_tokens_at_the_places_asked_for_in_documents_that_are
         if begin <= t < end and (places != end or len(ids) >= end)
     ]
     read = curve.between(begin, end) if isinstance(places, tuple) else curve.at(places)
-    assert (read.value, read.weight) == pytest.approx((sum(losses) / len(losses), len(losses)))
+    assert (read.value, read.weight) == pytest.approx(
+        (sum(losses) / len(losses), len(losses))
+    )
     assert read.perplexity == pytest.approx(math.exp(read.value))
 
 
 def test_sums_over_documents_are_rounded_once():
-    losses = torch.tensor([2.0**53]), torch.ones(1), torch.ones(1)  # 2**53 + 1 is no float64
-    assert LossCurve(losses).at(2).value == LossCurve(losses[::-1]).at(2).value == (2.0**53 + 2) / 3
+    losses = (
+        torch.tensor([2.0**53]),
+        torch.ones(1),
+        torch.ones(1),
+    )  # 2**53 + 1 is no float64
+    assert (
+        LossCurve(losses).at(2).value
+        == LossCurve(losses[::-1]).at(2).value
+        == (2.0**53 + 2) / 3
+    )
 
 
 def test_a_truncated_document_has_the_losses_of_the_beginning_and_too_short_ones_give_a_warning(
     llama, caplog
 ):
-    whole, cut = perplexity(llama, None, tokens(33, 20)), perplexity(llama, None, tokens(33, 20), length=25)
+    whole, cut = (
+        perplexity(llama, None, tokens(33, 20)),
+        perplexity(llama, None, tokens(33, 20), length=25),
+    )
     assert [len(nll) for nll in cut.nll] == [24, 19]
     torch.testing.assert_close(cut.nll[0], whole.nll[0][:24])
     assert caplog.messages == []
@@ -177,7 +230,13 @@ def test_a_truncated_document_has_the_losses_of_the_beginning_and_too_short_ones
 def test_ids_may_come_as_lists_rows_or_narrow_integers(llama):
     (ids,) = tokens(12)
     reference = perplexity(llama, None, [ids]).nll[0]
-    for documents in ([ids.tolist()], [tuple(ids.tolist())], ids[None], [ids.to(torch.uint8)], [ids.numpy()]):
+    for documents in (
+        [ids.tolist()],
+        [tuple(ids.tolist())],
+        ids[None],
+        [ids.to(torch.uint8)],
+        [ids.numpy()],
+    ):
         assert torch.equal(perplexity(llama, None, documents).nll[0], reference)
     assert (reference.dtype, reference.device.type) == (torch.float32, "cpu")
     assert not reference.is_inference()
@@ -204,7 +263,11 @@ def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wr
 
     def state() -> list[tuple[bool, set[str], int]]:
         return [
-            (m.training, set(vars(m)), len(m._forward_hooks) + len(m._forward_pre_hooks))
+            (
+                m.training,
+                set(vars(m)),
+                len(m._forward_hooks) + len(m._forward_pre_hooks),
+            )
             for m in model.modules()
         ]
 
@@ -221,10 +284,17 @@ def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wr
 
 
 @pytest.mark.parametrize(("kind", "total"), [(list, 32), (iter, None)])
-def test_progress_counts_tokens_after_each_batch_and_their_total_if_known(llama, kind, total):
+def test_progress_counts_tokens_after_each_batch_and_their_total_if_known(
+    llama, kind, total
+):
     told = []
     documents = kind(tokens(12, 3, 5, 12))
-    perplexity(llama, None, documents, progress=lambda done, in_all: told.append((done, in_all)))
+    perplexity(
+        llama,
+        None,
+        documents,
+        progress=lambda done, in_all: told.append((done, in_all)),
+    )
     assert told == [(3, total), (8, total), (32, total)]
 
 
@@ -238,9 +308,13 @@ def test_progress_counts_tokens_after_each_batch_and_their_total_if_known(llama,
         (-math.inf, r"documents\[1\]: the loss of token 5 is inf, expected a number"),
     ],
 )
-def test_a_loss_that_is_not_finite_is_named_by_document_and_token(logit, message, caplog):
+def test_a_loss_that_is_not_finite_is_named_by_document_and_token(
+    logit, message, caplog
+):
     model = build()
-    model.lm_head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, torch.tensor([7]), logit))
+    model.lm_head.register_forward_hook(
+        lambda _, __, logits: logits.index_fill(-1, torch.tensor([7]), logit)
+    )
     with pytest.raises(RopepatchError, match=message):
         perplexity(model, None, [[1, 2, 3], [1, 2, 3, 4, 5, 7, 6, 7]], chunk=2)
     assert not warnings_of(caplog)

@@ -76,25 +76,36 @@ def one_thread():
 
 
 @pytest.mark.slow
-def test_each_process_reads_its_share_and_returns_what_one_does_to_the_bit(launched, one_thread):
+def test_each_process_reads_its_share_and_returns_what_one_does_to_the_bit(
+    launched, one_thread
+):
     assert [found["ranks"] for found in launched] == [2, 2]
     shares = list(zip(*(found["shares"] for found in launched), strict=True))
     assert all(abs(first - second) <= 1 and second > 0 for first, second in shares)
     for protocol in PROTOCOLS:
-        alone = perplexity(build(), None, tokens(*LENGTHS), tokens_per_batch=70, **protocol).nll
+        alone = perplexity(
+            build(), None, tokens(*LENGTHS), tokens_per_batch=70, **protocol
+        ).nll
         for found in launched:
             assert len(found[protocol_name(protocol)]) == len(alone)
             assert all(map(torch.equal, found[protocol_name(protocol)], alone))
     for name in ("one batch", "stream", "kept"):
         first, second = (found[name] for found in launched)
-        assert [len(nll) for nll in first] == ([8] if name == "one batch" else [n - 1 for n in LENGTHS])
+        assert [len(nll) for nll in first] == (
+            [8] if name == "one batch" else [n - 1 for n in LENGTHS]
+        )
         assert all(map(torch.equal, first, second))
     assert [found["read again"] for found in launched] == [0, 0]
 
 
 @pytest.mark.slow
 def test_every_rank_finds_the_answers_that_one_process_does(launched, one_thread):
-    alone = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny", device="cpu"), **ASKED).answers)]
+    alone = [
+        *map(
+            tuple,
+            ropepatch.passkey(*ropepatch.load("tiny", device="cpu"), **ASKED).answers,
+        )
+    ]
     assert len({answer[4] for answer in alone}) == 2  # some are found, and some are not
     assert [found["answers"] for found in launched] == [alone, alone]
     read = [found["tokens"] for found in launched]
@@ -102,28 +113,38 @@ def test_every_rank_finds_the_answers_that_one_process_does(launched, one_thread
 
 
 @pytest.mark.slow
-def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(launched):
+def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(
+    launched,
+):
     assert [found["errors"] for found in launched] == [
         [
             "RopepatchError: rank 1 failed: ValueError: the disk of rank 1",
             "RopepatchError: rank 1 reads other documents than rank 0",
         ],
-        ["ValueError: the disk of rank 1", "RopepatchError: rank 0 reads other documents than rank 1"],
+        [
+            "ValueError: the disk of rank 1",
+            "RopepatchError: rank 0 reads other documents than rank 1",
+        ],
     ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
 @pytest.mark.parametrize("world", [2, 3])
-def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, world, count):
+def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(
+    monkeypatch, world, count
+):
     assert ALONE.deal([1, 2, 3], lambda item: item * item) == [1, 4, 9]
     items = list(range(count))
 
     def gather(told: list, own: tuple) -> None:
         told[:] = [
-            ([str(i) for i in items], [i * i for i in items[rank::world]], None) for rank in range(world)
+            ([str(i) for i in items], [i * i for i in items[rank::world]], None)
+            for rank in range(world)
         ]
         assert told[rank_here] == own
 
     monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     for rank_here in range(world):
-        assert Processes(rank_here, world).deal(items, lambda i: i * i) == [i * i for i in items]
+        assert Processes(rank_here, world).deal(items, lambda i: i * i) == [
+            i * i for i in items
+        ]

@@ -20,14 +20,20 @@ LENGTHS = (256, 1024)
 NOISE = 0.05  # nats by which a text differs from one scaling to the next
 
 
-def read(label: str, nats: float | list[float], inside: float | list[float] = 0.5, **options) -> Result:
+def read(
+    label: str, nats: float | list[float], inside: float | list[float] = 0.5, **options
+) -> Result:
     """The losses within the trained context and over the target."""
     return reading(label, [inside, nats], lengths=LENGTHS, **options)
 
 
-def asked(label: str, log_prob: float | list[float], correct=(4, 4), n: int = 4, **options) -> Result:
+def asked(
+    label: str, log_prob: float | list[float], correct=(4, 4), n: int = 4, **options
+) -> Result:
     """The answers to questions that the baseline knows within its context."""
-    return asking(label, correct, n=n, log_prob=[-0.1, log_prob], lengths=LENGTHS, **options)
+    return asking(
+        label, correct, n=n, log_prob=[-0.1, log_prob], lengths=LENGTHS, **options
+    )
 
 
 def ranked(*results: Result) -> Ranking:
@@ -37,14 +43,18 @@ def ranked(*results: Result) -> Ranking:
 # Simulated worlds, fixed seeds
 
 
-def recommended(seed: int, scalings: int, texts: int, gain: float = 0.0, *, ask: bool) -> str | None:
+def recommended(
+    seed: int, scalings: int, texts: int, gain: float = 0.0, *, ask: bool
+) -> str | None:
     """What is recommended in a world where only the first scaling gains, if any does."""
     draw = np.random.default_rng([seed, scalings, texts])
     hard, deep = draw.normal(3, 0.5, texts), draw.normal(-2, 0.5, 10)
     results = []
     for label in (BASELINE, *(f"s{number}" for number in range(scalings))):
         own = hard - gain * (label == "s0")
-        results.append(read(label, (own + draw.normal(0, NOISE, texts)).tolist(), hard.tolist()))
+        results.append(
+            read(label, (own + draw.normal(0, NOISE, texts)).tolist(), hard.tolist())
+        )
         if ask:
             log_probs = (deep + draw.normal(0, NOISE, 10)).tolist()
             results.append(asked(label, log_probs, (10, 5), n=10, depths=(0.5,)))
@@ -55,10 +65,15 @@ def recommended(seed: int, scalings: int, texts: int, gain: float = 0.0, *, ask:
     ("scalings", "texts", "ask"),
     [(1, 3, False), (4, 8, True), pytest.param(13, 8, True, marks=pytest.mark.sweep)],
 )
-def test_where_none_helps_one_is_recommended_in_at_most_5_of_100_worlds(scalings, texts, ask):
+def test_where_none_helps_one_is_recommended_in_at_most_5_of_100_worlds(
+    scalings, texts, ask
+):
     """In 1,000 worlds of each cell it was one in 1.4 to 3.3 %: the tests have two sides, one recommends."""
     worlds = 200
-    taken = sum(recommended(seed, scalings, texts, ask=ask) is not None for seed in range(worlds))
+    taken = sum(
+        recommended(seed, scalings, texts, ask=ask) is not None
+        for seed in range(worlds)
+    )
     assert taken <= 0.05 * worlds
 
 
@@ -74,7 +89,9 @@ def test_a_gain_of_two_standard_deviations_a_text_is_found_in_24():
 def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
     """Intervals of the losses are 0.2 nats wide to each side, the scalings differ by 0.05."""
     floor, base = read(FLOOR, 0.1), read(BASELINE, 3.0, width=0.2)
-    ranking = ranked(base, read("b", 1.05, width=0.2), read("a", 1.0, 0.6, width=0.2), floor)
+    ranking = ranked(
+        base, read("b", 1.05, width=0.2), read("a", 1.0, 0.6, width=0.2), floor
+    )
     assert [row.label for row in ranking.rows] == ["a", "b", BASELINE]
     first, second, last = ranking.rows
     assert (first.loss.value, first.loss_gain.value) == pytest.approx((1.0, 2.0))
@@ -90,7 +107,10 @@ def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
 def test_with_fewer_than_three_texts_no_method_helps(texts, ask):
     """They cannot tell a harm to the loss, which a recommendation excludes, whatever the answers say."""
     answers = [asked(BASELINE, -2.0), asked("a", -0.5)] if ask else []
-    losses = [read(label, [nats] * texts, [0.5] * texts) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
+    losses = [
+        read(label, [nats] * texts, [0.5] * texts)
+        for label, nats in ((BASELINE, 9.0), ("a", 1.0))
+    ]
     ranking = ranked(*losses, *answers)
     assert ranking.recommended is None
     assert not any(row.helps for row in ranking.rows)
@@ -99,7 +119,10 @@ def test_with_fewer_than_three_texts_no_method_helps(texts, ask):
 
 @pytest.mark.parametrize(("loss", "recommended"), [(2.0, None), (1.0, "a")])
 def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended):
-    answers = [asked(label, log_prob, (2, 2), 2) for label, log_prob in ((BASELINE, -9.0), ("a", -0.1))]
+    answers = [
+        asked(label, log_prob, (2, 2), 2)
+        for label, log_prob in ((BASELINE, -9.0), ("a", -0.1))
+    ]
     ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
     assert ranking.recommended == recommended
     assert ranking.not_counted == {"passkey": "2 prompts: no interval"}
@@ -107,11 +130,17 @@ def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended)
     assert len(ranking.warnings) == 1
 
 
-@pytest.mark.parametrize(("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)])
+@pytest.mark.parametrize(
+    ("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)]
+)
 def test_few_texts_and_few_prompts_give_a_warning(texts, haystacks, warned):
     labels = {BASELINE: 9.0, "a": 1.0}
-    readings = [read(label, [nats] * texts, [0.5] * texts) for label, nats in labels.items()]
-    ranking = ranked(*readings, *(asked(label, -1.0, (haystacks, 0), haystacks) for label in labels))
+    readings = [
+        read(label, [nats] * texts, [0.5] * texts) for label, nats in labels.items()
+    ]
+    ranking = ranked(
+        *readings, *(asked(label, -1.0, (haystacks, 0), haystacks) for label in labels)
+    )
     assert len(ranking.warnings) == warned
     assert all(": 4; with fewer than 5" in warning for warning in ranking.warnings)
 
@@ -121,7 +150,10 @@ def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
     deep, gained = np.array([-1.0, -3.0, -2.0, -4.0]), np.array([0.9, 1.1, 1.05, 0.95])
     labels = {BASELINE: -3.0, "a": 0.0, "b": 0.2}
     readings = [read(label, 2.0) for label in labels]
-    answers = [asked(label, list(deep + gain * gained), (4, 1)) for label, gain in labels.items()]
+    answers = [
+        asked(label, list(deep + gain * gained), (4, 1))
+        for label, gain in labels.items()
+    ]
     ranking = ranked(*readings, *answers)
     assert [row.label for row in ranking.rows] == ["b", "a", BASELINE]
     assert len({row.answers["passkey"].found.value for row in ranking.rows}) == 1
@@ -131,11 +163,18 @@ def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
 
 
 @pytest.mark.parametrize(
-    ("loss", "log_prob"), [(1.0, -3.0), (2.1, -0.5)], ids=["worse answers", "worse loss"]
+    ("loss", "log_prob"),
+    [(1.0, -3.0), (2.1, -0.5)],
+    ids=["worse answers", "worse loss"],
 )
-def test_a_method_better_in_one_measure_and_worse_in_another_is_not_recommended(loss, log_prob):
+def test_a_method_better_in_one_measure_and_worse_in_another_is_not_recommended(
+    loss, log_prob
+):
     ranking = ranked(
-        read(BASELINE, 2.0), read("a", loss), asked(BASELINE, -1.0, (4, 2)), asked("a", log_prob, (4, 2))
+        read(BASELINE, 2.0),
+        read("a", loss),
+        asked(BASELINE, -1.0, (4, 2)),
+        asked("a", log_prob, (4, 2)),
     )
     assert ranking.recommended is None
     (a,) = [row for row in ranking.rows if row.label == "a"]
@@ -147,13 +186,21 @@ def harmed_beside(others: int) -> Ranking:
     draw = np.random.default_rng(3)
     loss, deep = draw.normal(3, 0.3, 12), draw.normal(-1, 0.3, 10)
     harm = -0.1 + draw.normal(0, 0.095, 10)
-    assert 0.05 / (2 * (others + 1)) < stats.ttest_1samp(harm, 0).pvalue < 0.05 or not others
+    assert (
+        0.05 / (2 * (others + 1)) < stats.ttest_1samp(harm, 0).pvalue < 0.05
+        or not others
+    )
 
     def of(label: str, gain: Floats, change: Floats) -> list[Result]:
         read_loss = read(label, list(loss - gain), list(np.full(12, 0.5)))
-        return [read_loss, asked(label, list(deep + change), (10, 5), 10, depths=(0.5,))]
+        return [
+            read_loss,
+            asked(label, list(deep + change), (10, 5), 10, depths=(0.5,)),
+        ]
 
-    results = of(BASELINE, np.zeros(12), np.zeros(10)) + of("x", 0.5 + draw.normal(0, 0.02, 12), harm)
+    results = of(BASELINE, np.zeros(12), np.zeros(10)) + of(
+        "x", 0.5 + draw.normal(0, 0.02, 12), harm
+    )
     for number in range(others):
         results += of(f"o{number}", draw.normal(0, 0.3, 12), draw.normal(0, 0.3, 10))
     return ranked(*results)
@@ -170,7 +217,10 @@ def test_more_methods_never_hide_a_harm(others):
 def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
     wave = [-1.0, -2.0, -1.0, -2.0]
     ranking = ranked(
-        *(read(label, nats) for label, nats in {BASELINE: 9.0, "a": 1.5, "b": 1.0}.items()),
+        *(
+            read(label, nats)
+            for label, nats in {BASELINE: 9.0, "a": 1.5, "b": 1.0}.items()
+        ),
         asked(BASELINE, -9.0),
         asked("a", wave),
         asked("b", [x - 0.1 for x in wave[::-1]], (4, 3)),
@@ -181,9 +231,14 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
 
 
 @pytest.mark.parametrize(("correct", "significant"), [(7, False), (12, True)])
-def test_methods_with_a_higher_accuracy_than_the_recommended_one_are_known(correct, significant):
+def test_methods_with_a_higher_accuracy_than_the_recommended_one_are_known(
+    correct, significant
+):
     ranking = ranked(
-        *(read(label, nats) for label, nats in {BASELINE: 9.0, "a": 1.0, "b": 1.5}.items()),
+        *(
+            read(label, nats)
+            for label, nats in {BASELINE: 9.0, "a": 1.0, "b": 1.5}.items()
+        ),
         asked(BASELINE, -9.0, (12, 0), 12),
         asked("a", -1.0, (12, 6), 12),
         asked("b", -1.1, (12, correct), 12),
@@ -206,7 +261,11 @@ def test_kinds_with_opposite_rankings_are_judged_separately():
         replace(
             one := asked(label, -3.0, {"number": (9, 5), "fact": (9, 5)}, 10),
             rows=[
-                row_of("log_prob", row.at, [x + of[row.at["kind"]] * (1 + x / 50) for x in (-3, -4, -5) * 3])
+                row_of(
+                    "log_prob",
+                    row.at,
+                    [x + of[row.at["kind"]] * (1 + x / 50) for x in (-3, -4, -5) * 3],
+                )
                 if row.measure == "log_prob" and row.length == 1024
                 else row
                 for row in one.rows
@@ -215,7 +274,10 @@ def test_kinds_with_opposite_rankings_are_judged_separately():
         for label, of in gains.items()
     ]
     ranking = ranked(*(read(label, 2.0) for label in gains), *answers)
-    verdicts = {row.label: [ranking.verdict(row, kind) for kind in gains[BASELINE]] for row in ranking.rows}
+    verdicts = {
+        row.label: [ranking.verdict(row, kind) for kind in gains[BASELINE]]
+        for row in ranking.rows
+    }
     assert verdicts == {
         "a": ["better"] * 2,
         "b": ["better"] * 2,
@@ -229,7 +291,8 @@ def test_only_kinds_count_that_the_baseline_answers_within_its_original_length()
     """With 4 keys, a quarter is found by guessing: the fact is known, the chain is not, nor does it rank."""
     known = {"fact": (9, 5), "chain": (3, 5)}
     answers = [
-        asked(label, log_prob, known, 10, keys=4) for label, log_prob in {BASELINE: -1.0, "a": -0.5}.items()
+        asked(label, log_prob, known, 10, keys=4)
+        for label, log_prob in {BASELINE: -1.0, "a": -0.5}.items()
     ]
     losses = [read(BASELINE, 2.0), read("a", 2.0)]
     ranking = ranked(*losses, *answers)
@@ -239,7 +302,8 @@ def test_only_kinds_count_that_the_baseline_answers_within_its_original_length()
     chain = "within 256 tokens the unscaled model answers 9 of 30 (95 % interval "
     assert ranking.not_counted["chain"].startswith(chain)
     unknown = [
-        asked(label, x, {"chain": (3, 5)}, 10, keys=4) for label, x in {BASELINE: -1, "a": -0.5}.items()
+        asked(label, x, {"chain": (3, 5)}, 10, keys=4)
+        for label, x in {BASELINE: -1, "a": -0.5}.items()
     ]
     assert ranked(*losses, *unknown).recommended is None
     by_loss = ranked(read(BASELINE, 2.0), read("a", 1.0), *unknown)
@@ -270,13 +334,30 @@ def test_a_control_is_never_recommended_and_a_method_for_other_engines_is_known(
         ([read(BASELINE, 1.0), read(FLOOR, 0.5)], "nothing to rank"),
         ([read("a", 1.0), read("b", 1.0)], "nothing to rank"),
         ([read(BASELINE, 1.0), read("a", 1.0, digest="other")], "different texts"),
-        ([read(BASELINE, 1.0), replace(read("a", 1.0), env={"dtype": "torch.bfloat16"})], "precisions"),
         (
-            [read(BASELINE, 1.0), read("a", 1.0), asked(BASELINE, -1.0), asked("a", -1.0, digest="x")],
+            [
+                read(BASELINE, 1.0),
+                replace(read("a", 1.0), env={"dtype": "torch.bfloat16"}),
+            ],
+            "precisions",
+        ),
+        (
+            [
+                read(BASELINE, 1.0),
+                read("a", 1.0),
+                asked(BASELINE, -1.0),
+                asked("a", -1.0, digest="x"),
+            ],
             "different",
         ),
         ([read(BASELINE, 1.0), read("a", [1.0] * 9)], "not the same in each"),
-        ([replace(r, rows=r.rows[1:]) for r in (read(BASELINE, 1.0), read("a", 2.0))], "no loss at"),
+        (
+            [
+                replace(r, rows=r.rows[1:])
+                for r in (read(BASELINE, 1.0), read("a", 2.0))
+            ],
+            "no loss at",
+        ),
     ],
 )
 def test_results_that_are_not_comparable_raise(results, message):
@@ -288,7 +369,9 @@ def test_results_that_are_not_comparable_raise(results, message):
 def test_a_ranking_is_json_whose_numbers_are_finite(nats):
     inside = [0.5] * (1 if nats == [1.0] else 10)
     base = read(BASELINE, [9.0] * len(inside), inside)
-    ranking = ranked(base, read("a", nats, inside), asked(BASELINE, -1.0), asked("a", -0.5))
+    ranking = ranked(
+        base, read("a", nats, inside), asked(BASELINE, -1.0), asked("a", -0.5)
+    )
     written = json.loads(json.dumps(ranking.record(), allow_nan=False))
     assert set(written) == {"rows", "recommended", "warnings", "not_counted"}
     assert {row["label"]: row["documents"] for row in written["rows"]} == dict.fromkeys(

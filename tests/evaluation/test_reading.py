@@ -13,7 +13,12 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.suites import Suite
-from ropepatch.evaluation.tasks import BEGINNINGS, LmEvalTask, PerplexityTask, RetrievalTask
+from ropepatch.evaluation.tasks import (
+    BEGINNINGS,
+    LmEvalTask,
+    PerplexityTask,
+    RetrievalTask,
+)
 from ropepatch.progress import unseen
 
 
@@ -35,7 +40,9 @@ def documents_of(jsonl, tokenizer) -> list[torch.Tensor]:
 
 
 def task(jsonl, **options) -> PerplexityTask:
-    return PerplexityTask(text=str(jsonl), field="body", windows=None, documents=2, **options)
+    return PerplexityTask(
+        text=str(jsonl), field="body", windows=None, documents=2, **options
+    )
 
 
 def rows_of(given, tiny, to=256) -> list[Row]:
@@ -58,20 +65,37 @@ def test_windows_slide_over_pieces_of_twice_the_greatest_window(jsonl, tiny):
 
 @pytest.mark.parametrize(
     ("family", "given", "bos"),
-    [("llama", None, "document"), ("gemma3_text", None, "window"), ("gemma2", "none", "none")],
+    [
+        ("llama", None, "document"),
+        ("gemma3_text", None, "window"),
+        ("gemma2", "none", "none"),
+    ],
 )
-def test_bos_stands_where_the_family_needs_it_and_the_protocol_names_it(jsonl, tiny, family, given, bos):
-    reads = PerplexityTask(text=str(jsonl), field="body", windows=5, lengths=(100,), bos=given)
+def test_bos_stands_where_the_family_needs_it_and_the_protocol_names_it(
+    jsonl, tiny, family, given, bos
+):
+    reads = PerplexityTask(
+        text=str(jsonl), field="body", windows=5, lengths=(100,), bos=given
+    )
     ready = reads.prepare("model", tiny[1], trained=256, to=256, family=family)
     assert ready.parameters["bos"] == bos
     assert BEGINNINGS[bos] in PerplexityTask.method(ready.parameters)
     texts = list(stream_documents(jsonl, field="body"))
     cut = cut_windows(tiny[1], texts, length=100, count=5, bos=bos)
-    (row,) = [row for row in ready.run(*tiny, None, unseen) if row.at == {"length": 100}]
+    (row,) = [
+        row for row in ready.run(*tiny, None, unseen) if row.at == {"length": 100}
+    ]
     expected = ropepatch.perplexity(tiny[0], None, [ids for _, ids in cut]).at(100)
     assert row.value == pytest.approx(expected.value)
     starts = [ids[0] == tiny[1].bos_token_id for _, ids in cut]
-    assert starts == {"window": [True] * 5, "document": [True] + [False] * 4, "none": [False] * 5}[bos]
+    assert (
+        starts
+        == {
+            "window": [True] * 5,
+            "document": [True] + [False] * 4,
+            "none": [False] * 5,
+        }[bos]
+    )
 
 
 @pytest.mark.parametrize("bos", ["document", "none"])
@@ -80,19 +104,27 @@ def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, 
     row = next(row for row in rows if row.at == {"length": 128})
     assert (row.n, len(row.clusters)) == (2 * 127, 2)
     pieces = [ids[bos == "none" :][:128] for ids in documents_of(jsonl, tiny[1])]
-    assert row.value == pytest.approx(ropepatch.perplexity(tiny[0], None, pieces).at(128).value)
+    assert row.value == pytest.approx(
+        ropepatch.perplexity(tiny[0], None, pieces).at(128).value
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (PerplexityTask(documents=2, bos="none"), "need bos, its beginning-of-sequence token"),
+        (
+            PerplexityTask(documents=2, bos="none"),
+            "need bos, its beginning-of-sequence token",
+        ),
         (
             PerplexityTask(stride=128, lengths=(128,)),
             "stride must be from 1 to 127 for windows of 128 tokens",
         ),
         (PerplexityTask(lengths=(1,)), "lengths must be at least 2 tokens, got 1"),
-        (PerplexityTask(lengths=(257,)), "lengths go to 257, beyond the target length of 256"),
+        (
+            PerplexityTask(lengths=(257,)),
+            "lengths go to 257, beyond the target length of 256",
+        ),
         (RetrievalTask(lengths=(24, 256)), "a haystack of 24 tokens has no room"),
         (PerplexityTask(), "has no revisions"),
     ],
@@ -117,17 +149,25 @@ def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
     counts = [63 * sum(source == number for source, _ in cut) for number in range(3)]
     assert [weight for _, weight in whole.clusters] == counts
     assert sum(counts) == whole.n == 24 * 63
-    curve = ropepatch.perplexity(model, None, [window for source, window in cut if source == 0])
+    curve = ropepatch.perplexity(
+        model, None, [window for source, window in cut if source == 0]
+    )
     assert whole.clusters[0][0] == pytest.approx(curve.at(64).value * counts[0])
 
 
 def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("<|endoftext|>".join(["a rope has no end until it is cut. " * 40] * 3))
-    given = LmEvalTask(tasks=("ropepatch_long_perplexity",), metadata={"text": str(text)}, limit=2)
+    text.write_text(
+        "<|endoftext|>".join(["a rope has no end until it is cut. " * 40] * 3)
+    )
+    given = LmEvalTask(
+        tasks=("ropepatch_long_perplexity",), metadata={"text": str(text)}, limit=2
+    )
     out = tmp_path / "out"
     (result,) = measure(suite(given), out=out)
     assert {row.n for row in result.rows} == {2}
     text.write_text("a knot is what holds until it is cut. " * 40)
-    with pytest.raises(RopepatchError, match=r"other settings: it differs in .*parameters"):
+    with pytest.raises(
+        RopepatchError, match=r"other settings: it differs in .*parameters"
+    ):
         measure(suite(given), out=out)

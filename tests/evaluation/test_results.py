@@ -24,11 +24,23 @@ from ropepatch.evaluation.results import (
 )
 
 ROW = Row(
-    measure="loss", at={"length": 256}, value=0.1 + 0.2, low=1e-300, high=None, n=3, clusters=[[0.9, 3]]
+    measure="loss",
+    at={"length": 256},
+    value=0.1 + 0.2,
+    low=1e-300,
+    high=None,
+    n=3,
+    clusters=[[0.9, 3]],
 )
 
 
-SHORT = {"method": "yarn", "factor": 4, "parameters": {}, "attention_factor": 1, "inv_freq": [1]}
+SHORT = {
+    "method": "yarn",
+    "factor": 4,
+    "parameters": {},
+    "attention_factor": 1,
+    "inv_freq": [1],
+}
 
 
 def make_result(**changes: object) -> Result:
@@ -36,10 +48,18 @@ def make_result(**changes: object) -> Result:
         task="perplexity",
         label="yarn é",
         model={"name": "tiny", "revision": None, "weights": "0f", "trained": 256},
-        scaling={"method": "yarn", "factor": 4.0, "parameters": {}, "attention_factor": 1.0},
+        scaling={
+            "method": "yarn",
+            "factor": 4.0,
+            "parameters": {},
+            "attention_factor": 1.0,
+        },
         target=1024,
         parameters={"lengths": [256, 1024], "seed": 0},
-        rows=[ROW, Row(measure="acc", at={"task": "t", "version": "1"}, value=None, n=0)],
+        rows=[
+            ROW,
+            Row(measure="acc", at={"task": "t", "version": "1"}, value=None, n=0),
+        ],
         env={"torch": "2.13"},
         seconds=1.5,
     )
@@ -49,7 +69,9 @@ def make_result(**changes: object) -> Result:
 def write_content(file: Path, **changes: object) -> Path:
     """The file of a result with some keys changed; `...` stands for one that is left out."""
     content = json.loads(make_result().to_json()) | changes
-    file.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+    file.write_text(
+        json.dumps({key: value for key, value in content.items() if value is not ...})
+    )
     return file
 
 
@@ -58,8 +80,15 @@ def write_content(file: Path, **changes: object) -> Path:
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers()
 JSON = st.recursive(
-    NUMBERS | st.none() | st.booleans() | st.text(max_size=3) | st.sampled_from(["[\n1\n]", "[ 1 ]"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    NUMBERS
+    | st.none()
+    | st.booleans()
+    | st.text(max_size=3)
+    | st.sampled_from(["[\n1\n]", "[ 1 ]"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -91,13 +120,22 @@ def test_infinities_and_nan_are_never_written(tmp_path, number):
         ({"target": "1024"}, "target must be a valid integer, got"),
         ({"rows": [asdict(ROW), None]}, r"rows\[1\] must be"),
         ({"rows": [{"at": {}}]}, r"rows\[0\]"),
-        ({"rows": [asdict(ROW) | {"at": {"length": 0.5}}]}, r"rows\[0\].at must be a length"),
+        (
+            {"rows": [asdict(ROW) | {"at": {"length": 0.5}}]},
+            r"rows\[0\].at must be a length",
+        ),
         (
             {"rows": [asdict(ROW) | {"clusters": [[1, 0]]}]},
             r"rows\[0\].clusters\[0\] must be a sum and a weight",
         ),
         ({"model": {"name": "x"}}, "model must be its name"),
-        ({"model": {"name": "x", "trained": 4, "inv_freq": [1, 2]}, "scaling": SHORT}, "must be 2 numbers"),
+        (
+            {
+                "model": {"name": "x", "trained": 4, "inv_freq": [1, 2]},
+                "scaling": SHORT,
+            },
+            "must be 2 numbers",
+        ),
     ],
 )
 def test_invalid_keys_of_a_result_are_named(tmp_path, changes, message):
@@ -106,14 +144,20 @@ def test_invalid_keys_of_a_result_are_named(tmp_path, changes, message):
 
 
 def test_seconds_and_schema_may_be_missing(tmp_path):
-    assert read_result(write_content(tmp_path / "a.json", seconds=..., schema=...)) == make_result()
+    assert (
+        read_result(write_content(tmp_path / "a.json", seconds=..., schema=...))
+        == make_result()
+    )
 
 
 # rows
 
 
 CURVE = LossCurve(
-    tuple(torch.tensor(nll) for nll in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [0.5], [3.0, 3.0, 3.0, 3.0]))
+    tuple(
+        torch.tensor(nll)
+        for nll in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [0.5], [3.0, 3.0, 3.0, 3.0])
+    )
 )
 
 
@@ -124,14 +168,22 @@ def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
     assert row.clusters == [[6.0, 3], [15.0, 3], [9.0, 3]]
     assert row.mean == mean
     assert (row.text, row.interval) == ("3.333", f"{row.low:.3f} to {row.high:.3f}")
-    tidy = {"measure": "nats_per_token", "length": 4, "value": mean.value, "low": row.low, "high": row.high}
+    tidy = {
+        "measure": "nats_per_token",
+        "length": 4,
+        "value": mean.value,
+        "low": row.low,
+        "high": row.high,
+    }
     assert row.tidy() == tidy | {"n": 9, "clusters": 3}
     found = Row.of("found", {"length": 4}, Mean(((1, 4), (3, 4), (4, 4)), share=True))
     assert found.mean.share
     assert found.text == "67%"
 
 
-@pytest.mark.parametrize("mean", [Mean(((1.0, 2.0),)), Mean(()), Mean(((math.nan, 1.0),) * 4)])
+@pytest.mark.parametrize(
+    "mean", [Mean(((1.0, 2.0),)), Mean(()), Mean(((math.nan, 1.0),) * 4)]
+)
 def test_an_unknown_value_is_null_and_a_dash(mean):
     row = Row.of("loss", {}, mean)
     assert (row.low, row.high, row.interval) == (None, None, "")
@@ -140,16 +192,22 @@ def test_an_unknown_value_is_null_and_a_dash(mean):
 
 def test_rows_by_length_and_by_position_are_those_of_the_curve():
     rows = rows_by_length(CURVE, [2, 4])
-    assert [(row.at, row.mean) for row in rows] == [({"length": n}, CURVE.at(n)) for n in (2, 4)]
+    assert [(row.at, row.mean) for row in rows] == [
+        ({"length": n}, CURVE.at(n)) for n in (2, 4)
+    ]
     read = rows_by_position(CURVE, [0, 2, 4, 5], "gain")
-    assert [row.at for row in read] == [{"begin": b, "end": e} for b, e in ((0, 2), (2, 4), (4, 5))]
+    assert [row.at for row in read] == [
+        {"begin": b, "end": e} for b, e in ((0, 2), (2, 4), (4, 5))
+    ]
     assert [row.value for row in read] == [8.5 / 4, 22 / 6, 5.0]
     assert {row.measure for row in read} == {"gain"}
     assert rows_by_position(CURVE, [3]) == []
 
 
 def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
-    rows = rows_by_position(LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1])), [0, 2, 5])
+    rows = rows_by_position(
+        LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1])), [0, 2, 5]
+    )
     whole = joined(rows, {"length": 5})
     assert (whole.at, whole.measure) == ({"length": 5}, "loss")
     assert whole.clusters == [[22.0, 4], [12.0, 4], [22.0, 4]]
@@ -159,4 +217,9 @@ def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
 
 def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():
     acc, other = measure_of("acc"), measure_of("word_perplexity")
-    assert (acc.title, acc.hub, acc.text(0.25), other.hub) == ("acc", "accuracy", "0.25", "word_perplexity")
+    assert (acc.title, acc.hub, acc.text(0.25), other.hub) == (
+        "acc",
+        "accuracy",
+        "0.25",
+        "word_perplexity",
+    )

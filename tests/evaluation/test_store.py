@@ -19,7 +19,9 @@ class Killed(BaseException):
 def passes(model: PreTrainedModel, **options: object) -> tuple[list[torch.Tensor], int]:
     """The losses and how many forward passes of the decoder they took."""
     with decoder_passes(model) as shapes:
-        return list(perplexity(model, None, tokens(*LENGTHS), **options).nll), len(shapes)
+        return list(perplexity(model, None, tokens(*LENGTHS), **options).nll), len(
+            shapes
+        )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
@@ -36,12 +38,16 @@ def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_tw
             raise Killed
 
     with pytest.raises(Killed):
-        perplexity(llama, None, tokens(*LENGTHS), keep=folder, progress=killed, **options)
+        perplexity(
+            llama, None, tokens(*LENGTHS), keep=folder, progress=killed, **options
+        )
     resumed, rest = passes(llama, keep=folder, **options)
     assert rest == whole - batches
     assert all(map(torch.equal, resumed, uninterrupted))
     told: list[tuple[int, int | None]] = []
-    again, none = passes(llama, keep=folder, progress=lambda *done: told.append(done), **options)
+    again, none = passes(
+        llama, keep=folder, progress=lambda *done: told.append(done), **options
+    )
     assert none == 0
     assert told[-1][0] == told[-1][1]  # what is found counts
     assert all(map(torch.equal, again, uninterrupted))
@@ -58,7 +64,9 @@ def test_a_line_that_was_not_written_to_its_end_is_measured_again(llama, tmp_pat
         assert all(map(torch.equal, found, wanted))
 
 
-def test_processes_share_a_folder_and_lose_no_line_where_one_was_cut_short_or_the_folder_removed(tmp_path):
+def test_processes_share_a_folder_and_lose_no_line_where_one_was_cut_short_or_the_folder_removed(
+    tmp_path,
+):
     folder = tmp_path / "shared"
     first, second = Kept(folder), Kept(folder)
     first.write("a", 1)

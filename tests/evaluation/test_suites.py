@@ -46,9 +46,12 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
 
 def test_a_method_is_called_by_its_name_and_what_it_was_given():
     both = {"beta_fast": 16, "beta_slow": 2}
-    assert Method(name="yarn", parameters=both).label == "yarn (beta_fast=16, beta_slow=2)"
+    assert (
+        Method(name="yarn", parameters=both).label == "yarn (beta_fast=16, beta_slow=2)"
+    )
     long, other = (
-        Method(name="custom", parameters={"divisors": (1.5,) * 63 + (last,)}).label for last in (1.5, 2.0)
+        Method(name="custom", parameters={"divisors": (1.5,) * 63 + (last,)}).label
+        for last in (1.5, 2.0)
     )
     assert long.startswith("custom (divisors=64 numbers ")
     assert len(long) < 40
@@ -61,13 +64,28 @@ def test_a_method_is_called_by_its_name_and_what_it_was_given():
         (("ntk,", "ntkk,"), "unknown method 'ntkk'"),
         (("{name: yarn, beta_fast: 16}", "ntk"), "two methods are the same"),
         (("{name: yarn, beta_fast: 16}", "[ntk]"), "a method must be a name"),
-        (("windows: 3", "windoes: 3"), "tasks[0]: unknown perplexity task key 'windoes'"),
+        (
+            ("windows: 3", "windoes: 3"),
+            "tasks[0]: unknown perplexity task key 'windoes'",
+        ),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
-        (("windows: 3", "stride: 8, gain: true"), "gain cannot be combined with stride"),
-        (("windows: 3", "bos: false"), "bos must be 'window', 'document' or 'none', got False"),
-        (("{task: retrieval, kinds: [fact], haystacks: 2}", "retrieval"), "a task must be a mapping"),
+        (
+            ("windows: 3", "stride: 8, gain: true"),
+            "gain cannot be combined with stride",
+        ),
+        (
+            ("windows: 3", "bos: false"),
+            "bos must be 'window', 'document' or 'none', got False",
+        ),
+        (
+            ("{task: retrieval, kinds: [fact], haystacks: 2}", "retrieval"),
+            "a task must be a mapping",
+        ),
         (("[fact]", "[fact, fact]"), "kinds must differ"),
-        (("haystacks: 2", "form: verse"), "form must be 'plain' or 'chat', got 'verse'"),
+        (
+            ("haystacks: 2", "form: verse"),
+            "form must be 'plain' or 'chat', got 'verse'",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(tmp_path, change, message):
@@ -81,4 +99,6 @@ def test_two_tasks_may_differ_in_their_settings_only(tmp_path):
     twice = SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 3}\n"
     assert len(suite_of(tmp_path, twice).tasks) == 4
     with pytest.raises(RopepatchError, match="two tasks are the same"):
-        suite_of(tmp_path, SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 2}\n")
+        suite_of(
+            tmp_path, SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 2}\n"
+        )

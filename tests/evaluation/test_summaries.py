@@ -25,12 +25,17 @@ def test_results_are_quoted_with_what_was_asked_at_the_trained_context_and_at_th
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     read, asked, scores = (task["results"] for task in made["tasks"])
     assert list(read) == ["baseline", "yarn + mine", "floor"]
-    assert read["yarn + mine"] == [RESULTS[2].row("loss", length=length).tidy() for length in (256, 1024)]
+    assert read["yarn + mine"] == [
+        RESULTS[2].row("loss", length=length).tidy() for length in (256, 1024)
+    ]
     assert [(row["measure"], row["length"]) for row in asked["yarn + mine"]] == [
         (measure, length) for measure in ("found", "log_prob") for length in (256, 1024)
     ]
     assert scores == {"baseline": [RESULTS[5].rows[0].tidy()]}
-    assert made["tasks"][0].items() >= {"stride": None, "text": "books", "digest": "f00d"}.items()
+    assert (
+        made["tasks"][0].items()
+        >= {"stride": None, "text": "books", "digest": "f00d"}.items()
+    )
     assert (made["tasks"][1]["haystacks"], made["tasks"][2]["limit"]) == (4, 20)
 
 
@@ -42,14 +47,20 @@ def test_results_with_the_same_settings_are_compared_for_any_spelling_of_model_a
     }
     (group,) = comparisons([first, replace(second, **other)])
     assert (group.model, list(group.results)) == ("tiny", [first.label, second.label])
-    assert len(summary([RESULTS[1], replace(RESULTS[3], model=other["model"])])["tasks"]) == 2
+    assert (
+        len(summary([RESULTS[1], replace(RESULTS[3], model=other["model"])])["tasks"])
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
-    ("lengths", "quoted"), [((128, 512, 1000), [128, 1000]), ((128, 255), [255]), ((300, 1024), [1024])]
+    ("lengths", "quoted"),
+    [((128, 512, 1000), [128, 1000]), ((128, 255), [255]), ((300, 1024), [1024])],
 )
 def test_a_missing_length_is_replaced_by_the_next_below(lengths, quoted):
-    result = replace(reading("yarn", [0.5] * len(lengths), lengths=lengths), target=1024)
+    result = replace(
+        reading("yarn", [0.5] * len(lengths), lengths=lengths), target=1024
+    )
     (task,) = summary([result])["tasks"]
     assert [row["length"] for row in task["results"]["yarn"]] == quoted
 

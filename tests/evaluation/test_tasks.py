@@ -25,7 +25,9 @@ TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 
 @pytest.fixture(scope="module")
 def helpers():
-    spec = importlib.util.spec_from_file_location("ropepatch_tasks", TASKS / "ropepatch_tasks.py")
+    spec = importlib.util.spec_from_file_location(
+        "ropepatch_tasks", TASKS / "ropepatch_tasks.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -37,13 +39,24 @@ def tales(tiny, tmp_path_factory):
     _, tokenizer = tiny
     documents = held_out_tales(tokenizer, length=290, count=3)
     file = tmp_path_factory.mktemp("texts") / "tales.txt"
-    file.write_text("<|endoftext|>".join(tokenizer.decode(tale.ids[1:]).strip() for tale in documents))
+    file.write_text(
+        "<|endoftext|>".join(
+            tokenizer.decode(tale.ids[1:]).strip() for tale in documents
+        )
+    )
     return file
 
 
 def scores(tiny, task, *, max_length, **metadata):
     model, tokenizer = tiny
-    rows = run_tasks(model, tokenizer, [task], include_path=TASKS, metadata=metadata, max_length=max_length)
+    rows = run_tasks(
+        model,
+        tokenizer,
+        [task],
+        include_path=TASKS,
+        metadata=metadata,
+        max_length=max_length,
+    )
     return {row["metric"]: row for row in rows}
 
 
@@ -60,7 +73,9 @@ def reader(name):
 
     tokenizer = copy.deepcopy(TOKENIZERS[name]())
     tokenizer.add_special_tokens({"eos_token": "<s>"})
-    return tokenizer, HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
+    return tokenizer, HFLM(
+        pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000
+    )
 
 
 # Passkeys
@@ -68,17 +83,31 @@ def reader(name):
 
 def test_every_length_has_as_many_keys_found_as_ropepatch_passkey(tiny):
     given = {"haystacks": 4, "seed": 7}
-    found = scores(tiny, "ropepatch_passkey", max_length=512, max_seq_lengths=[128, 380, 400], **given)
+    found = scores(
+        tiny,
+        "ropepatch_passkey",
+        max_length=512,
+        max_seq_lengths=[128, 380, 400],
+        **given,
+    )
     expected = {
-        f"acc_{length}": ropepatch.passkey(*tiny, lengths=[length], **given).found(length)
+        f"acc_{length}": ropepatch.passkey(*tiny, lengths=[length], **given).found(
+            length
+        )
         for length in (128, 380, 400)
     }
-    assert {name: (row["value"], row["n"]) for name, row in found.items() if name != "acc"} == {
-        name: (pytest.approx(mean.value), mean.weight) for name, mean in expected.items()
+    assert {
+        name: (row["value"], row["n"]) for name, row in found.items() if name != "acc"
+    } == {
+        name: (pytest.approx(mean.value), mean.weight)
+        for name, mean in expected.items()
     }
     correct = sum(mean.value * mean.weight for mean in expected.values())
     assert 4 < correct < 12  # some and not all, or equality would say little
-    assert (found["acc"]["value"], found["acc"]["n"]) == (pytest.approx(correct / 12), 12)
+    assert (found["acc"]["value"], found["acc"]["n"]) == (
+        pytest.approx(correct / 12),
+        12,
+    )
 
 
 @pytest.mark.parametrize("name", ["bundled", "llama3", "metaspace", "llama2"])
@@ -90,7 +119,10 @@ def test_the_harness_reads_exactly_the_tokens_of_the_prompt(name, helpers):
         read = haystack.ids[: haystack.stops[length]].tolist() + question.ids.tolist()
         answer = question.answer.tolist()
         assert len(read) + len(answer) == length
-        assert harness._encode_pair(*helpers._decoded(tokenizer, read, answer)) == (read, answer)
+        assert harness._encode_pair(*helpers._decoded(tokenizer, read, answer)) == (
+            read,
+            answer,
+        )
 
 
 def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_path):
@@ -98,7 +130,9 @@ def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_
     writes_others = [decoders.Replace(".", "!"), decoders.ByteLevel()]
     tokenizer.backend_tokenizer.decoder = decoders.Sequence(writes_others)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(RopepatchError, match="has other tokens when its text is encoded"):
+    with pytest.raises(
+        RopepatchError, match="has other tokens when its text is encoded"
+    ):
         helpers.passkeys(max_seq_lengths=[256], tokenizer=str(tmp_path))
 
 
@@ -108,7 +142,9 @@ def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_
 def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
     model, tokenizer = tiny
     file = tmp_path / "tales.txt"
-    file.write_text(tales.read_text().replace(". ", ".\nDéjà vu ! ", 1), encoding="utf-8")
+    file.write_text(
+        tales.read_text().replace(". ", ".\nDéjà vu ! ", 1), encoding="utf-8"
+    )
     documents = file.read_text(encoding="utf-8").split("<|endoftext|>")
     total, tokens = 0.0, 0
     for document in documents:
@@ -118,7 +154,9 @@ def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
         for begin in range(0, len(ids), 100):
             predicted = ids[begin : begin + 100]
             end = begin + len(predicted)
-            read = row[end - 100 : end + 1]  # the last window is moved back until it is full
+            read = row[
+                end - 100 : end + 1
+            ]  # the last window is moved back until it is full
             total += log_probs(model, read)[-len(predicted) :].sum().item()
         assert len(ids) % 100
     found = scores(tiny, "ropepatch_long_perplexity", max_length=100, text=str(file))
@@ -136,15 +174,26 @@ def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
 
 def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
     file = tmp_path / "books.jsonl"
-    rows = [{"text": "Rain.", "body": f"The mill wheel turns {number} times. " * 9} for number in range(2)]
+    rows = [
+        {"text": "Rain.", "body": f"The mill wheel turns {number} times. " * 9}
+        for number in range(2)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     suite = named_suite("harness", text=str(file), field="body", split="test")
-    (task,) = [task for task in suite.tasks if "ropepatch_long_perplexity" in task.tasks]
+    (task,) = [
+        task for task in suite.tasks if "ropepatch_long_perplexity" in task.tasks
+    ]
     task = task.model_copy(update={"tasks": ("ropepatch_long_perplexity",)})
     measurement = task.prepare("tiny", tiny[1], trained=256, to=256)
-    found = {row.measure: row.value for row in measurement.run(*tiny, None, lambda done, total: None)}
+    found = {
+        row.measure: row.value
+        for row in measurement.run(*tiny, None, lambda done, total: None)
+    }
     bodies = [row["body"] for row in rows]
-    losses = [-log_probs(tiny[0], [tiny[1].bos_token_id, *tiny[1].encode(body)[1:]]) for body in bodies]
+    losses = [
+        -log_probs(tiny[0], [tiny[1].bos_token_id, *tiny[1].encode(body)[1:]])
+        for body in bodies
+    ]
     mean = sum(loss.sum() for loss in losses) / sum(map(len, losses))
     assert found["token_perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
 
@@ -155,30 +204,50 @@ def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
 @pytest.mark.slow
 def test_generated_answers_have_the_accuracy_of_passkeys(tiny):
     lengths, haystacks = [128, 240], 10
-    settings = {"max_seq_lengths": lengths, "haystacks": haystacks, "keys": 1, "kinds": ["passkey"]}
+    settings = {
+        "max_seq_lengths": lengths,
+        "haystacks": haystacks,
+        "keys": 1,
+        "kinds": ["passkey"],
+    }
     settings["tokenizer"] = str(CHECKPOINT)
     found = scores(tiny, "ropepatch_retrieval", max_length=256, **settings)
     expected = ropepatch.passkey(*tiny, lengths=lengths, haystacks=haystacks)
-    assert {f"acc_passkey_{length}": expected.found(length).value for length in lengths} == {
-        metric: row["value"] for metric, row in found.items() if metric != "acc"
-    }
+    assert {
+        f"acc_passkey_{length}": expected.found(length).value for length in lengths
+    } == {metric: row["value"] for metric, row in found.items() if metric != "acc"}
 
 
 def test_questions_of_a_haystack_share_its_beginning(helpers):
-    settings = {"max_seq_lengths": [400, 800], "haystacks": 1, "keys": 2, "tokenizer": str(CHECKPOINT)}
+    settings = {
+        "max_seq_lengths": [400, 800],
+        "haystacks": 1,
+        "keys": 2,
+        "tokenizer": str(CHECKPOINT),
+    }
     rows = helpers.questions(**settings)["test"]
     assert sorted({(row["kind"], row["length"]) for row in rows}) == [
         (kind, length) for kind in ("number", "sentence") for length in (400, 800)
     ]
     beginnings = {row["prompt"][:1000] for row in rows if row["length"] == 800}
     assert len(beginnings) == 1
-    assert all(begin.startswith(row["prompt"][:500]) for begin in beginnings for row in rows)
+    assert all(
+        begin.startswith(row["prompt"][:500]) for begin in beginnings for row in rows
+    )
 
 
 def test_an_answer_counts_if_the_text_begins_with_it(helpers):
     asked = {"answer": " 21012", "kind": "number", "length": 400}
-    for text, score in ((" 21012.", 1.0), ("21012", 1.0), (" 2101", 0.0), ("It is 21012", 0.0)):
-        assert helpers.retrieval_scores(asked, [text]) == {"acc": score, "acc_number_400": score}
+    for text, score in (
+        (" 21012.", 1.0),
+        ("21012", 1.0),
+        (" 2101", 0.0),
+        ("It is 21012", 0.0),
+    ):
+        assert helpers.retrieval_scores(asked, [text]) == {
+            "acc": score,
+            "acc_number_400": score,
+        }
 
 
 # What a task cannot do without
@@ -192,13 +261,19 @@ READ = {"tokenizer": str(CHECKPOINT)}
     [
         ("passkeys", {}, "ropepatch_passkey needs max_seq_lengths"),
         ("passkeys", {"max_seq_lengths": [128]}, "needs the model's tokenizer"),
-        ("passkeys", {"max_seq_lengths": [128, 257], "pretrained": str(CHECKPOINT)}, "needs 257 tokens"),
+        (
+            "passkeys",
+            {"max_seq_lengths": [128, 257], "pretrained": str(CHECKPOINT)},
+            "needs 257 tokens",
+        ),
         ("long_documents", READ | {"add_bos_token": False}, "needs a text"),
         ("long_documents", READ | {"text": "A mill."}, "count the special tokens"),
         ("questions", {}, "ropepatch_retrieval needs max_seq_lengths"),
     ],
 )
-def test_missing_metadata_of_a_task_is_named(helpers, builder, metadata, message, tmp_path):
+def test_missing_metadata_of_a_task_is_named(
+    helpers, builder, metadata, message, tmp_path
+):
     if " " in metadata.get("text", ""):
         (file := tmp_path / "text.txt").write_text(metadata["text"])
         metadata = metadata | {"text": str(file)}
@@ -219,12 +294,23 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     }
     command = ["-m", "lm_eval", "--model", "hf", "--device", "cpu"]
     command += ["--model_args", f"pretrained={CHECKPOINT},add_bos_token=False"]
-    command += ["--include_path", str(TASKS), "--tasks", ",".join(tasks), "--metadata", json.dumps(metadata)]
+    command += [
+        "--include_path",
+        str(TASKS),
+        "--tasks",
+        ",".join(tasks),
+        "--metadata",
+        json.dumps(metadata),
+    ]
     command += ["--output_path", str(tmp_path)]
     run_python(*command, HF_HUB_OFFLINE="1")
     (file,) = tmp_path.rglob("results*.json")
     plain = json.loads(file.read_text())["results"]
-    rows = run_tasks(*tiny, tasks, include_path=TASKS, metadata=metadata, max_length=256)
+    rows = run_tasks(
+        *tiny, tasks, include_path=TASKS, metadata=metadata, max_length=256
+    )
     assert len(rows) == 3 + 3
     for row in rows:
-        assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(row["value"], rel=1e-5)
+        assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(
+            row["value"], rel=1e-5
+        )

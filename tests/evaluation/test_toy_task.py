@@ -24,7 +24,9 @@ class Echo(tasks.Task):
     def prepare(self, model, tokenizer, *, trained, to, family=""):
         """Nothing is needed."""
         rows = rows_of([trained, to], [self.words] * 2)
-        return tasks.Measurement(self, {"words": self.words}, lambda model, tokenizer, keep, advance: rows)
+        return tasks.Measurement(
+            self, {"words": self.words}, lambda model, tokenizer, keep, advance: rows
+        )
 
 
 def rows_of(lengths: list[int], words: list[float]) -> list[Row]:
@@ -39,19 +41,34 @@ def test_a_task_of_ones_own_is_read_measured_printed_tabled_summarised_and_not_r
 ):
     monkeypatch.setitem(tasks.TASKS, "echo", Echo)
     monkeypatch.setitem(MEASURES, "words", Measure("Words", "{:.1f}".format, 1))
-    (file := tmp_path / "echo.yaml").write_text("models: [tiny]\nto: [2x]\ntasks: [{task: echo, words: 5}]")
+    (file := tmp_path / "echo.yaml").write_text(
+        "models: [tiny]\nto: [2x]\ntasks: [{task: echo, words: 5}]"
+    )
     (measured,) = measure(read_suite(str(file)))
     assert (measured.task, measured.parameters) == ("echo", {"words": 5})
     assert [row.value for row in measured.of("words", "length")] == [5.0, 5.0]
     results = [
-        result_of("echo", label, rows_of([256, 512, 1024], words), {"words": 3}, method=method)
-        for label, words, method in (("baseline", (3.0, 2.0, 0.0), None), ("yarn", (3.0, 3.0, 2.5), "yarn"))
+        result_of(
+            "echo", label, rows_of([256, 512, 1024], words), {"words": 3}, method=method
+        )
+        for label, words, method in (
+            ("baseline", (3.0, 2.0, 0.0), None),
+            ("yarn", (3.0, 3.0, 2.5), "yarn"),
+        )
     ]
     print_results(results)
-    assert "1,024 tokens baseline 3.0 2.0 0.0 yarn 3.0 3.0 2.5" in " ".join(capsys.readouterr().out.split())
+    assert "1,024 tokens baseline 3.0 2.0 0.0 yarn 3.0 3.0 2.5" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert [table.caption for table in results_tables(results)] == ["Words"]
     (task,) = summary(results)["tasks"]
     assert task["words"] == 3
-    assert [(row["length"], row["value"]) for row in task["results"]["yarn"]] == [(256, 3.0), (1024, 2.5)]
-    losses = [reading("baseline", [0.6, 2.0, 12.0]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
+    assert [(row["length"], row["value"]) for row in task["results"]["yarn"]] == [
+        (256, 3.0),
+        (1024, 2.5),
+    ]
+    losses = [
+        reading("baseline", [0.6, 2.0, 12.0]),
+        reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
+    ]
     assert rank([*losses, *results], base="baseline") == rank(losses, base="baseline")

@@ -25,7 +25,18 @@ from ropepatch.evaluation import perplexity as module
 from ropepatch.evaluation.perplexity import LossReader, Window, key_of, perplexity
 
 BOS = 1
-NEARLY = (60, 58, 60, 60, 33, 33, 60, 7, 7, 60)  # some of them so alike that they are read together
+NEARLY = (
+    60,
+    58,
+    60,
+    60,
+    33,
+    33,
+    60,
+    7,
+    7,
+    60,
+)  # some of them so alike that they are read together
 
 
 def sliding(window: int, stride: int) -> dict[str, int]:
@@ -38,7 +49,9 @@ class WithBos:
     bos_token_id: int | None = BOS
     eos_token_id = None
 
-    def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
+    def __call__(
+        self, texts: list[str], **options: object
+    ) -> dict[str, list[list[int]]]:
         assert options["add_special_tokens"] is False
         return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
 
@@ -60,7 +73,8 @@ def test_sliding_windows_of_gemma_begin_with_bos_by_default():
     first = model.config.bos_token_id
     assert first is not None
     by_default, given = (
-        perplexity(model, None, [ids], **sliding(16, 8), first=one).nll[0] for one in (None, first)
+        perplexity(model, None, [ids], **sliding(16, 8), first=one).nll[0]
+        for one in (None, first)
     )
     plain = perplexity(model, None, [ids], **sliding(16, 8), bos=False).nll[0]
     assert torch.equal(by_default, given)
@@ -71,14 +85,20 @@ def test_sliding_windows_of_gemma_begin_with_bos_by_default():
 
 
 @torch.no_grad()
-def slow_losses(model: PreTrainedModel, ids: Tensor, window: int = 10**9, stride: int = 1) -> Tensor:
+def slow_losses(
+    model: PreTrainedModel, ids: Tensor, window: int = 10**9, stride: int = 1
+) -> Tensor:
     """The losses -ln p(token | context) of a document, each from a forward pass of its own."""
     losses = []
     for t in range(1, len(ids)):
         begin = 0
-        while not begin <= t < begin + window:  # windows from the left until one holds it
+        while (
+            not begin <= t < begin + window
+        ):  # windows from the left until one holds it
             begin += stride
-        losses.append(-model(ids[None, begin:t]).logits[0, -1].log_softmax(-1)[ids[t]].item())
+        losses.append(
+            -model(ids[None, begin:t]).logits[0, -1].log_softmax(-1)[ids[t]].item()
+        )
     return torch.tensor(losses)
 
 
@@ -87,8 +107,12 @@ SLIDING = ((8, 3), (8, 7), (2, 1), (50, 3))
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 30])
-@pytest.mark.parametrize("protocol", [{}, *starmap(sliding, SLIDING)], ids=protocol_name)
-def test_every_token_gets_the_context_that_its_protocol_says(llama, protocol, tokens_per_batch):
+@pytest.mark.parametrize(
+    "protocol", [{}, *starmap(sliding, SLIDING)], ids=protocol_name
+)
+def test_every_token_gets_the_context_that_its_protocol_says(
+    llama, protocol, tokens_per_batch
+):
     options = protocol | {"tokens_per_batch": tokens_per_batch, "chunk": 6}
     curve = perplexity(llama, None, tokens(*LENGTHS), **options)
     expected = [slow_losses(llama, ids, **protocol) for ids in tokens(*LENGTHS)]
@@ -102,10 +126,14 @@ def test_bos_is_before_texts_alone_and_only_if_it_is_wanted(llama, protocol):
     with_bos = torch.cat([torch.tensor([BOS]), ids])
     bare, begun = perplexity(llama, None, [ids, with_bos], **protocol).nll
     for bos, wanted in ((True, begun), (False, bare)):
-        text, taken = perplexity(llama, WithBos(), [words, ids], bos=bos, **protocol).nll
+        text, taken = perplexity(
+            llama, WithBos(), [words, ids], bos=bos, **protocol
+        ).nll
         assert torch.equal(text, wanted)
         assert torch.equal(taken, bare)
-        (cut,) = perplexity(llama, WithBos(), [words], bos=bos, length=5, **protocol).nll
+        (cut,) = perplexity(
+            llama, WithBos(), [words], bos=bos, length=5, **protocol
+        ).nll
         assert len(cut) == 4  # with bos, of five tokens it is one
 
 
@@ -114,10 +142,14 @@ def test_bos_is_before_texts_alone_and_only_if_it_is_wanted(llama, protocol):
 
 @pytest.mark.parametrize("protocol", [{}, sliding(8, 3)], ids=protocol_name)
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_only_a_model_of_the_next_token_has_a_low_loss_in_every_protocol(protocol, step):
+def test_only_a_model_of_the_next_token_has_a_low_loss_in_every_protocol(
+    protocol, step
+):
     probability, chunk = 0.9, 5
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]
-    curve = perplexity(shift_model(step, probability), None, counting, chunk=chunk, **protocol)
+    curve = perplexity(
+        shift_model(step, probability), None, counting, chunk=chunk, **protocol
+    )
     score = 1 / probability if step == 1 else 19 / (1 - probability)
     assert curve.between(0, 40).perplexity == pytest.approx(score, rel=1e-4)
     assert torch.cat(curve.nll).sub(math.log(score)).abs().max() < 1e-4
@@ -126,7 +158,9 @@ def test_only_a_model_of_the_next_token_has_a_low_loss_in_every_protocol(protoco
 # Memory and batches
 
 
-def shapes_read(model: PreTrainedModel, documents: object, **options: object) -> list[tuple[int, int]]:
+def shapes_read(
+    model: PreTrainedModel, documents: object, **options: object
+) -> list[tuple[int, int]]:
     """(rows, length) of every forward pass of the decoder."""
     with decoder_passes(model) as shapes:
         perplexity(model, None, documents, **options)
@@ -136,7 +170,10 @@ def shapes_read(model: PreTrainedModel, documents: object, **options: object) ->
 def test_documents_of_one_length_are_read_together(llama):
     shapes = [(2, 7), (2, 33), (1, 58), (4, 60), (1, 60)]
     assert shapes_read(llama, tokens(*NEARLY), tokens_per_batch=250) == shapes
-    assert shapes_read(llama, tokens(*[100] * 11)) == [(10, 100), (1, 100)]  # 1024 tokens on a CPU
+    assert shapes_read(llama, tokens(*[100] * 11)) == [
+        (10, 100),
+        (1, 100),
+    ]  # 1024 tokens on a CPU
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
@@ -145,7 +182,9 @@ def test_the_order_of_documents_read_together_changes_nothing(llama, protocol):
     nll = perplexity(llama, None, documents, tokens_per_batch=200, **protocol).nll
     for seed in range(3):
         order = random.Random(seed).sample(range(len(NEARLY)), len(NEARLY))
-        shuffled = perplexity(llama, None, [documents[i] for i in order], tokens_per_batch=200, **protocol)
+        shuffled = perplexity(
+            llama, None, [documents[i] for i in order], tokens_per_batch=200, **protocol
+        )
         assert all(map(torch.equal, shuffled.nll, [nll[i] for i in order]))
 
 
@@ -153,7 +192,12 @@ def test_the_order_of_documents_read_together_changes_nothing(llama, protocol):
     "rope",
     [
         {"rope_type": "dynamic", "factor": 4.0},
-        {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [9.0] * 4},
+        {
+            "rope_type": "longrope",
+            "factor": 4.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [9.0] * 4,
+        },
     ],
     ids=lambda rope: rope["rope_type"],
 )
@@ -164,7 +208,9 @@ def test_length_dependent_rope_has_no_memory_between_documents(rope):
     assert shapes_read(model, documents) == [(1, 30), (1, 31), (2, 32), (1, 40)]
     curve = perplexity(model, None, documents)
     for ids, nll in zip(documents, curve.nll, strict=True):
-        perplexity(model, None, tokens(8))  # makes `dynamic` forget the longer document before
+        perplexity(
+            model, None, tokens(8)
+        )  # makes `dynamic` forget the longer document before
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
 
 
@@ -176,7 +222,11 @@ def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
 
 def test_the_key_of_a_batch_depends_on_its_tokens_and_the_scored_ones():
     ids, other = torch.arange(1, 7), torch.tensor([1, 2, 3, 4, 5, 7])
-    same = [Window(0, 0, ids, 1), Window(7, 0, ids, 1), Window(0, 9, ids, 1)]  # wherever it is read
+    same = [
+        Window(0, 0, ids, 1),
+        Window(7, 0, ids, 1),
+        Window(0, 9, ids, 1),
+    ]  # wherever it is read
     others = [Window(0, 0, other, 1), Window(0, 0, ids[:5], 1), Window(0, 0, ids, 2)]
     assert len({key_of([window]) for window in same + others}) == 4
 
@@ -193,10 +243,16 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
             taken.append(ids)
             yield ids
 
-    curve = perplexity(llama, None, stream(), progress=lambda done, total: seen.append(len(taken)))
+    curve = perplexity(
+        llama, None, stream(), progress=lambda done, total: seen.append(len(taken))
+    )
     assert sorted(set(seen)) == [4, 8, 10]
-    torch.testing.assert_close(curve.nll, perplexity(llama, None, tokens(*NEARLY)).nll, rtol=0, atol=2e-5)
-    with pytest.raises(RopepatchError, match=r"documents\[4\]"):  # by its index in the stream
+    torch.testing.assert_close(
+        curve.nll, perplexity(llama, None, tokens(*NEARLY)).nll, rtol=0, atol=2e-5
+    )
+    with pytest.raises(
+        RopepatchError, match=r"documents\[4\]"
+    ):  # by its index in the stream
         perplexity(llama, None, iter([*tokens(5, 5, 5, 5), [1]]))
 
 
@@ -208,10 +264,22 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
     [
         ([], {}, "no documents"),
         (["text"], {"tokenizer": None}, "tokenizer is None"),
-        ([[1, 2], [1, 2], [3]], {}, r"documents\[2\] must have at least 2 tokens, got 1"),
-        ([[1, 2], [1, 2, VOCABULARY]], {}, rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to 47"),
+        (
+            [[1, 2], [1, 2], [3]],
+            {},
+            r"documents\[2\] must have at least 2 tokens, got 1",
+        ),
+        (
+            [[1, 2], [1, 2, VOCABULARY]],
+            {},
+            rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to 47",
+        ),
         ([__file__], {}, "is the name of a file"),
-        (tokens(9), {"window": 8, "stride": 1.5}, "`stride` must be a whole number, got 1.5"),
+        (
+            tokens(9),
+            {"window": 8, "stride": 1.5},
+            "`stride` must be a whole number, got 1.5",
+        ),
         (
             tokens(9),
             {"window": torch.tensor(8, device="meta"), "stride": 2},
@@ -219,12 +287,27 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
         ),
         (["1 2"], {"length": "1k"}, "`length` must be a whole number, got '1k'"),
         ([[1, -1, 5]], {}, r"documents\[0\] must be a text or a list of token ids"),
-        (tokens(9), {"window": 8}, "need a length and a stride, got window=8, stride=None"),
-        (tokens(9), {"stride": 8}, "need a length and a stride, got window=None, stride=8"),
+        (
+            tokens(9),
+            {"window": 8},
+            "need a length and a stride, got window=8, stride=None",
+        ),
+        (
+            tokens(9),
+            {"stride": 8},
+            "need a length and a stride, got window=None, stride=8",
+        ),
         (tokens(9), sliding(1, 1), "at least 2 tokens, got 1"),
-        *((tokens(9), sliding(8, stride), f"from 1 to 7 .* got {stride}") for stride in (0, 8)),
+        *(
+            (tokens(9), sliding(8, stride), f"from 1 to 7 .* got {stride}")
+            for stride in (0, 8)
+        ),
         (tokens(9), {"length": 1}, "length must be at least 2"),
-        (tokens(9), {"chunk": 0}, "chunk and tokens_per_batch must be at least 1, got 0"),
+        (
+            tokens(9),
+            {"chunk": 0},
+            "chunk and tokens_per_batch must be at least 1, got 0",
+        ),
     ],
 )
 def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
@@ -234,5 +317,10 @@ def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
         raise AssertionError
 
     with pytest.raises(RopepatchError, match=message) as refused:
-        perplexity(llama, documents=documents, progress=unread, **{"tokenizer": WithBos()} | options)
+        perplexity(
+            llama,
+            documents=documents,
+            progress=unread,
+            **{"tokenizer": WithBos()} | options,
+        )
     assert "\n" not in str(refused.value).partition("\nhint")[0]

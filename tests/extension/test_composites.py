@@ -15,7 +15,10 @@ from ropepatch.model.head import evaluating
 
 PATCHES = (1, 4, 4)  # of the image: frames, rows, columns
 IMAGE, VIDEO = 100, 101  # of the 128 tokens
-OLDER = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 10000.0}
+OLDER = {
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "rope_theta": 10000.0,
+}
 
 
 @torch.no_grad()
@@ -40,9 +43,18 @@ def three_tokens(model):
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl"])
-def test_a_patched_model_processes_images_like_its_extended_checkpoint(tmp_path, model_type):
-    sizes = {"out_hidden_size": 64, "depth": 2, "num_heads": 4, "deepstack_visual_indexes": [0]}
-    config = tiny_config(model_type, image_token_id=IMAGE, video_token_id=VIDEO).to_dict()
+def test_a_patched_model_processes_images_like_its_extended_checkpoint(
+    tmp_path, model_type
+):
+    sizes = {
+        "out_hidden_size": 64,
+        "depth": 2,
+        "num_heads": 4,
+        "deepstack_visual_indexes": [0],
+    }
+    config = tiny_config(
+        model_type, image_token_id=IMAGE, video_token_id=VIDEO
+    ).to_dict()
     config["vision_config"] |= sizes | {"fullatt_block_indexes": [1]}
     drawn = AutoModelForMultimodalLM.from_config(AutoConfig.for_model(**config))
     drawn.save_pretrained(tmp_path / "source")
@@ -50,7 +62,9 @@ def test_a_patched_model_processes_images_like_its_extended_checkpoint(tmp_path,
     # on some processors sums depend on where weights lie in memory: both models are loaded from files
     model = AutoModelForMultimodalLM.from_pretrained(tmp_path / "source").eval()
     before = three_tokens(model)
-    out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", reading=False)
+    out = ropepatch.extend(
+        tmp_path / "source", tmp_path / "out", to="4x", reading=False
+    )
     assert (out / "preprocessor_config.json").read_text() == '{"patch_size": 16}'
     assert "image rows, columns and frames" in str(out.plan)
     reloaded = three_tokens(AutoModelForMultimodalLM.from_pretrained(out).eval())
@@ -61,20 +75,40 @@ def test_a_patched_model_processes_images_like_its_extended_checkpoint(tmp_path,
     assert all(map(torch.equal, three_tokens(model), before))
 
 
-@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")  # the older key is tested
+@pytest.mark.filterwarnings(
+    "ignore:.rope_scaling. is deprecated"
+)  # the older key is tested
 @pytest.mark.parametrize(("method", "kind"), [("yarn", "yarn"), ("ntk", "default")])
-@pytest.mark.parametrize("places", [("text_config",), ("top",), ("top", "text_config")], ids=str)
+@pytest.mark.parametrize(
+    "places", [("text_config",), ("top",), ("top", "text_config")], ids=str
+)
 def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
     raw = tiny_config("qwen2_5_vl").to_dict()
-    text = {key: value for key, value in raw.pop("text_config").items() if key != "rope_parameters"} | OLDER
-    top = {key: value for key, value in text.items() if key not in raw} if "top" in places else {}
+    text = {
+        key: value
+        for key, value in raw.pop("text_config").items()
+        if key != "rope_parameters"
+    } | OLDER
+    top = (
+        {key: value for key, value in text.items() if key not in raw}
+        if "top" in places
+        else {}
+    )
     raw = raw | top | ({"text_config": text} if "text_config" in places else {})
     made = plan_method(InMemory("it", None, Config(raw)), method, {}, "4x")
     after = made.apply(raw)
     now = after.get("text_config", after)
-    assert now["rope_scaling"].items() >= {"type": kind, "mrope_section": [2, 3, 3]}.items()
+    assert (
+        now["rope_scaling"].items()
+        >= {"type": kind, "mrope_section": [2, 3, 3]}.items()
+    )
     scaled = {"original_max_position_embeddings"} if method == "yarn" else set()
-    changed = {"rope_scaling", "rope_theta", "rope_parameters", "max_position_embeddings"} | scaled
+    changed = {
+        "rope_scaling",
+        "rope_theta",
+        "rope_parameters",
+        "max_position_embeddings",
+    } | scaled
     before = raw.get("text_config", raw)
     assert {key for key in now if now[key] != before.get(key)} <= changed
     if "text_config" in places:
@@ -93,7 +127,10 @@ def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
             "text_config, where config.json has none, .* at the top",
         ),
         (
-            {"model_type": "qwen3_asr", "thinker_config": {"text_config": {"rope_theta": 5e5}}},
+            {
+                "model_type": "qwen3_asr",
+                "thinker_config": {"text_config": {"rope_theta": 5e5}},
+            },
             "in thinker_config.text_config",
         ),
         (tiny_config("qwen2_5_omni").to_dict(), "its thinker reads text"),

@@ -15,7 +15,14 @@ from families import FAMILIES, asked, plan_family, refusal
 from methods import example
 from oldest import BROKEN, NOT_YET
 from swaps import TRAINED, apart, logits, lora, pickled, put
-from tiny_models import CACHE, COMPOSITE_TYPES, ROTARY_TYPES, into, tiny_config, tiny_model
+from tiny_models import (
+    CACHE,
+    COMPOSITE_TYPES,
+    ROTARY_TYPES,
+    into,
+    tiny_config,
+    tiny_model,
+)
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
@@ -25,7 +32,9 @@ from ropepatch.attention import mapped
 from ropepatch.encodings import swapped
 from ropepatch.model.rotary import stock_table
 
-IDS = torch.randint(3, 120, (1, 80), generator=torch.Generator().manual_seed(1))  # more than 64
+IDS = torch.randint(
+    3, 120, (1, 80), generator=torch.Generator().manual_seed(1)
+)  # more than 64
 PIECES = [60, *[1] * 8, 12]
 SWAPS = ["integer", "nezha", "rope", "nope", "alibi", *TRAINED]  # one of every kind
 
@@ -39,7 +48,9 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
 
     def __str__(self) -> str:
-        return "-".join([self.model_type, self.name, *map(str, self.options.values())])[:60]
+        return "-".join([self.model_type, self.name, *map(str, self.options.values())])[
+            :60
+        ]
 
 
 def first_supported(group: str) -> str | None:
@@ -53,16 +64,27 @@ def first_supported(group: str) -> str | None:
     return None
 
 
-SCALINGS = [Case("llama", "scaling", name, example(name, 8).parameters()) for name in METHODS]
-ENCODED = [Case("llama", "swap", name, {"rows": 96} if name == "learned" else {}) for name in SWAPS]
-GIVEN = [Case("llama", "scaling", name, {"original": 48}) for name in ("yarn", "ntk", "dynamic")]
+SCALINGS = [
+    Case("llama", "scaling", name, example(name, 8).parameters()) for name in METHODS
+]
+ENCODED = [
+    Case("llama", "swap", name, {"rows": 96} if name == "learned" else {})
+    for name in SWAPS
+]
+GIVEN = [
+    Case("llama", "scaling", name, {"original": 48})
+    for name in ("yarn", "ntk", "dynamic")
+]
 GROWING = [  # queries of Ministral 3 grow with the position, from a length of their own
-    Case("ministral3", "scaling", name) for name in ("yarn", "ntk", "ntk-mixed", "linear")
+    Case("ministral3", "scaling", name)
+    for name in ("yarn", "ntk", "ntk-mixed", "linear")
 ]
 OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
     Case(model_type, "scaling", "yarn") for model_type in ("deepseek_v3", "gemma3_text")
 ]
-COMPOSITES = [Case(name, "scaling", "yarn") for name in COMPOSITE_TYPES if name in ROTARY_TYPES]
+COMPOSITES = [
+    Case(name, "scaling", "yarn") for name in COMPOSITE_TYPES if name in ROTARY_TYPES
+]
 FIRST = ("glm4v", "mistral3", "qwen2_vl", "qwen3_vl")  # the others in the sweep
 ONE_EACH = [
     Case("llama", "scaling", "yarn"),
@@ -72,10 +94,16 @@ ONE_EACH = [
 
 
 def built(case: Case) -> Any:
-    model_type = first_supported(case.model_type) if case.kind == "family" else case.model_type
+    model_type = (
+        first_supported(case.model_type) if case.kind == "family" else case.model_type
+    )
     if model_type is None or (case in COMPOSITES and refusal(case.model_type)):
         pytest.skip("each of them is rejected")
-    if model_type in BROKEN or model_type in NOT_YET or model_type not in CONFIG_MAPPING:
+    if (
+        model_type in BROKEN
+        or model_type in NOT_YET
+        or model_type not in CONFIG_MAPPING
+    ):
         pytest.skip("the installed transformers cannot build it")
     model = tiny_model(model_type)
     if model_type == "ministral3":
@@ -96,12 +124,17 @@ def options(model: Any, case: Case) -> Mapping[str, Any]:
 
 
 def handle_of(model: nn.Module, case: Case) -> Any:
-    return {"remapping": mapped, "swap": swapped}.get(case.kind, ropepatch.active)(model)
+    return {"remapping": mapped, "swap": swapped}.get(case.kind, ropepatch.active)(
+        model
+    )
 
 
 def configs(model: nn.Module) -> list[PreTrainedConfig]:
     return [
-        one for part in model.modules() for one in vars(part).values() if isinstance(one, PreTrainedConfig)
+        one
+        for part in model.modules()
+        for one in vars(part).values()
+        if isinstance(one, PreTrainedConfig)
     ]
 
 
@@ -120,23 +153,35 @@ def decoded(model: nn.Module) -> Tensor:
 # The checks
 
 
-def a_patched_model_equals_its_reload_and_removal_restores_it(case: Case, folder: Path) -> None:
+def a_patched_model_equals_its_reload_and_removal_restores_it(
+    case: Case, folder: Path
+) -> None:
     """Bit-identical; results with and without the KV cache agree."""
     model = built(case)
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
-    held, content, state = configs(model), model.config.to_dict(), model.state_dict().keys()
+    held, content, state = (
+        configs(model),
+        model.config.to_dict(),
+        model.state_dict().keys(),
+    )
     before = logits(model, IDS)
-    stock_caches = apart(decoded(model), before) < 1e-4 * max(1.0, before.abs().max().item())
+    stock_caches = apart(decoded(model), before) < 1e-4 * max(
+        1.0, before.abs().max().item()
+    )
     handle = changed(model, case)
     once, cached = logits(model, IDS), decoded(model)
     assert case.name == "none" or apart(once, before) > 1e-3 * before.std()
     # Transformers 5.4 loses the state of the linear layers of qwen3_5_moe_text.
-    assert not stock_caches or apart(cached, once) < 1e-4 * max(1.0, once.abs().max().item())
+    assert not stock_caches or apart(cached, once) < 1e-4 * max(
+        1.0, once.abs().max().item()
+    )
     assert torch.equal(logits(model, IDS), once)  # regardless of earlier inputs
     assert model.state_dict().keys() == state
     model.save_pretrained(folder / "out")
     # copied, since on some processors sums depend on how weights are aligned, which differs in a file
-    assert torch.equal(logits(copy.deepcopy(type(model).from_pretrained(folder / "out")), IDS), once)
+    assert torch.equal(
+        logits(copy.deepcopy(type(model).from_pretrained(folder / "out")), IDS), once
+    )
     handle.remove()
     assert all(one is other for one, other in zip(configs(model), held, strict=True))
     assert model.config.to_dict() == content
@@ -149,8 +194,12 @@ def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> N
     """The output of `extend`, loaded by stock transformers."""
     model = built(case)
     model.save_pretrained(folder / "source")
-    if case.kind == "family" and model.config.model_type != first_supported(case.model_type):
-        tiny_config(str(first_supported(case.model_type))).save_pretrained(folder / "source")
+    if case.kind == "family" and model.config.model_type != first_supported(
+        case.model_type
+    ):
+        tiny_config(str(first_supported(case.model_type))).save_pretrained(
+            folder / "source"
+        )
     given = {**options(model, case), "method": case.name}
     if case.kind == "family":
         length = model.config.get_text_config().max_position_embeddings
@@ -173,7 +222,10 @@ def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
     first(IDS, labels=IDS).loss.backward()
     trained = [p for name, p in first.named_parameters() if "lora_" in name]
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in trained)
-    assert apart(logits(first.merge_and_unload(), IDS), expected) < 1e-4 * expected.abs().max()
+    assert (
+        apart(logits(first.merge_and_unload(), IDS), expected)
+        < 1e-4 * expected.abs().max()
+    )
     assert handle.in_force
 
 
@@ -183,15 +235,26 @@ def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
     made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
     both = made.apply(config.to_dict())
     older = {key: value for key, value in both.items() if key != "rope_parameters"}
-    newer = {key: value for key, value in both.items() if key not in ("rope_scaling", "rope_theta")}
+    newer = {
+        key: value
+        for key, value in both.items()
+        if key not in ("rope_scaling", "rope_theta")
+    }
     for raw in (older, newer):
         read = AutoConfig.for_model(**copy.deepcopy(raw))
-        assert stock_table(read, made.config.site, beyond_switch=True).distance(made.change.frequencies) == 0
+        assert (
+            stock_table(read, made.config.site, beyond_switch=True).distance(
+                made.change.frequencies
+            )
+            == 0
+        )
         # stock transformers starts to scale `dynamic` from there
         assert read.max_position_embeddings == (64 if case.name == "dynamic" else 256)
 
 
-def a_copy_and_a_pickle_are_independent_of_the_original(case: Case, folder: Path) -> None:
+def a_copy_and_a_pickle_are_independent_of_the_original(
+    case: Case, folder: Path
+) -> None:
     for twin_of in (copy.deepcopy, pickled):
         model = built(case)
         before, handle = logits(model, IDS), changed(model, case)
@@ -222,7 +285,12 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     a_patched_model_equals_its_reload_and_removal_restores_it: [
         *(SCALINGS + GIVEN + GROWING + OTHERS + COMPOSITES)
     ],
-    a_written_checkpoint_equals_the_patched_model: [*GIVEN, GROWING[0], *OTHERS, *COMPOSITES],
+    a_written_checkpoint_equals_the_patched_model: [
+        *GIVEN,
+        GROWING[0],
+        *OTHERS,
+        *COMPOSITES,
+    ],
     an_adapter_trains_and_merges: ONE_EACH,
     older_and_newer_keys_give_the_same_model: SCALINGS,
     a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1]],
@@ -237,7 +305,8 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
             check,
             case,
             id=f"{check.__name__}-{case}",
-            marks=[pytest.mark.sweep] * (case in COMPOSITES and case.model_type not in FIRST),
+            marks=[pytest.mark.sweep]
+            * (case in COMPOSITES and case.model_type not in FIRST),
         )
         for check, cases in CHECKS.items()
         for case in cases

@@ -56,16 +56,31 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("p-rope", {"partial": 0.5}),
     ("longrope", {"long_factor": RISING, "attention_factor": 1.0}),
     ("longrope", {"long_factor": RISING, "attention_factor": 1.4}),
-    ("longrope", {"long_factor": RISING, "attention_factor": 1.0802}),  # the derived one is 1.08012
+    (
+        "longrope",
+        {"long_factor": RISING, "attention_factor": 1.0802},
+    ),  # the derived one is 1.08012
     ("longrope", {"long_factor": RISING, "factor": 2.0}),
     ("custom", {"divisors": RISING, "attention_factor": 1.2}),
     ("resonance", {"over": "linear"}),
     ("dynamic", {"form": "transformers"}),
     ("dynamic", {"form": "transformers", "factor": 2.0}),
-    ("longrope-switch", {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1}),
+    (
+        "longrope-switch",
+        {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1},
+    ),
 ]
 # Architectures that transformers 4 handles like LLaMA, one that ignores a scaling, and those that reject it.
-FAMILIES = ("gpt_neox", "gpt_oss", "stablelm", "nemotron", "llama4_text", "olmo", "olmo2", "phi3")
+FAMILIES = (
+    "gpt_neox",
+    "gpt_oss",
+    "stablelm",
+    "nemotron",
+    "llama4_text",
+    "olmo",
+    "olmo2",
+    "phi3",
+)
 SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
 # The RoPE parameters of already scaled models, and methods that compose with them.
 SCALED = {
@@ -77,7 +92,10 @@ SCALED = {
 
 def llama(rope: Rope, **rope_parameters: Any) -> dict[str, Any]:
     """The config.json of a LLaMA with these RoPE parameters."""
-    parameters = {"rope_type": "default", "rope_theta": rope.rope_theta} | rope_parameters
+    parameters = {
+        "rope_type": "default",
+        "rope_theta": rope.rope_theta,
+    } | rope_parameters
     d = rope.rotary_dim
     return {
         "model_type": "llama",
@@ -98,7 +116,9 @@ def surveyed(name: str) -> InMemory:
     return InMemory("a llama", None, Config(llama(ROPES[name])))
 
 
-def planned(model: Checkpoint, method: str, times: float = 4.0, **parameters: Any) -> Plan:
+def planned(
+    model: Checkpoint, method: str, times: float = 4.0, **parameters: Any
+) -> Plan:
     """A plan for this multiple of the original context length; parameters may set another factor."""
     window = model.config.window
     if parameters:
@@ -114,7 +134,9 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return np.allclose(theirs, ours, rtol=1e-6, atol=0)
 
 
-def transformers_5(config: dict[str, Any], length: int, served: int | None = None) -> Reading:
+def transformers_5(
+    config: dict[str, Any], length: int, served: int | None = None
+) -> Reading:
     """Compute with stock transformers."""
     module = LlamaRotaryEmbedding(LlamaConfig(**config))
     module(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))
@@ -143,11 +165,14 @@ class Judged:
         )
         a = plan.method.frequencies(plan.config.rope, target).attention_factor
         ignored = not same(ours, reading.inv_freq) and same(
-            reading.inv_freq, plain(plan.config.rope.rope_theta, plan.config.rope.rotary_dim)
+            reading.inv_freq,
+            plain(plan.config.rope.rope_theta, plan.config.rope.rotary_dim),
         )
         short = reading.reach is not None and reading.reach < target
         moves = not same(reading.inv_freq, within.inv_freq)
-        other = not (same(ours, reading.inv_freq) and same(ours_within, within.inv_freq))
+        other = not (
+            same(ours, reading.inv_freq) and same(ours_within, within.inv_freq)
+        )
         other_factor = not np.isclose(reading.attention_factor, a, rtol=1e-6, atol=0)
         self.reads = "yes"
         if ignored:
@@ -185,7 +210,9 @@ def check(plan: Plan) -> None:
         assert Judged(line.engine, plan).contradicts(line) == "", line
 
 
-@pytest.mark.parametrize(("method", "parameters"), [(name, {}) for name in METHODS] + SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("method", "parameters"), [(name, {}) for name in METHODS] + SETTINGS, ids=str
+)
 def test_the_plan_lists_every_engines_support_of_a_method(method, parameters):
     check(planned(surveyed("llama-2"), method, **parameters))
     if not parameters:
@@ -195,7 +222,11 @@ def test_the_plan_lists_every_engines_support_of_a_method(method, parameters):
 @pytest.mark.parametrize("method", ["linear", "ntk", "p-rope", "custom", "cope"])
 @pytest.mark.parametrize("kind", SCALED)
 def test_the_plan_lists_every_engines_support_of_a_scaled_model(kind, method):
-    already = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024} | SCALED[kind]
+    already = {
+        "rope_type": kind,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    } | SCALED[kind]
     check(planned(InMemory("a llama", None, Config(llama(LLAMA_2, **already))), method))
 
 
@@ -208,14 +239,20 @@ def plans(tmp_path_factory) -> dict[str, Plan]:
     source = write_checkpoint(tmp_path_factory.mktemp("engines") / "source")
     model = Checkpoint(source, str(source))
     assert model.config.window == WINDOW
-    return {name: plan_by(model, example(name, model.config.rope.num_pairs), TARGET) for name in METHODS}
+    return {
+        name: plan_by(model, example(name, model.config.rope.num_pairs), TARGET)
+        for name in METHODS
+    }
 
 
 @pytest.fixture(scope="module")
 def folders(plans, tmp_path_factory) -> list[Path]:
     """The checkpoints of these plans."""
     root = tmp_path_factory.mktemp("extended")
-    return [ropepatch.extend(plan, root / name, reading=False).folder for name, plan in plans.items()]
+    return [
+        ropepatch.extend(plan, root / name, reading=False).folder
+        for name, plan in plans.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -232,9 +269,14 @@ def measured(plans) -> Answers:
 @torch.inference_mode()
 def patched(model: Any, plan: Plan, length: int) -> Tensor:
     with ropepatch.patch(
-        model, plan.method.at(plan.config.rope, length) if plan.method.length_dependent else plan
+        model,
+        plan.method.at(plan.config.rope, length)
+        if plan.method.length_dependent
+        else plan,
     ):
-        return model(tokens(model.config.vocab_size)[:, :length], use_cache=False).logits[0]
+        return model(
+            tokens(model.config.vocab_size)[:, :length], use_cache=False
+        ).logits[0]
 
 
 @pytest.fixture(scope="module")
@@ -249,11 +291,17 @@ def families(tmp_path_factory) -> dict[str, Plan]:
     for model_type in FAMILIES:
         tiny_model(model_type).save_pretrained(root / "sources" / model_type)
         if model_type in SHARES:
-            half = tiny_config(model_type).rope_parameters | {"partial_rotary_factor": 0.5}
-            edit_json(root / "sources" / model_type / "config.json", rope_parameters=half)
+            half = tiny_config(model_type).rope_parameters | {
+                "partial_rotary_factor": 0.5
+            }
+            edit_json(
+                root / "sources" / model_type / "config.json", rope_parameters=half
+            )
         # transformers 4 computes llama4 differently even without scaling
         for method in ("linear",) if model_type == "llama4_text" else ("linear", "ntk"):
-            plan = ropepatch.plan(root / "sources" / model_type, to=TARGET, method=method)
+            plan = ropepatch.plan(
+                root / "sources" / model_type, to=TARGET, method=method
+            )
             out = root / f"{model_type}-{method}"
             plans[str(ropepatch.extend(plan, out, reading=False))] = plan
     return plans
@@ -266,10 +314,14 @@ def agrees(answers: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
         (answers["target"], right[str(TARGET)]),
         (answers["decoded"], right[str(ACROSS)][-STEPS:]),
     ]
-    return all((one - other).abs().max() < 1e-5 * other.abs().max() for one, other in pairs)
+    return all(
+        (one - other).abs().max() < 1e-5 * other.abs().max() for one, other in pairs
+    )
 
 
-def check_run(engine: str, answers: Answers, plans: dict[str, Plan], measured: Answers) -> None:
+def check_run(
+    engine: str, answers: Answers, plans: dict[str, Plan], measured: Answers
+) -> None:
     """An engine gives the measured logits exactly where the plan states "yes"."""
     stated = {
         name: next(line.reads for line in plan.engines if line.engine == engine)
@@ -281,7 +333,9 @@ def check_run(engine: str, answers: Answers, plans: dict[str, Plan], measured: A
 
 
 @pytest.mark.sweep  # the contract holds for every method
-def test_transformers_5_computes_what_the_plan_states(by_transformers_5, plans, measured):
+def test_transformers_5_computes_what_the_plan_states(
+    by_transformers_5, plans, measured
+):
     check_run("transformers 5.x", by_transformers_5, plans, measured)
 
 
@@ -294,16 +348,27 @@ def test_transformers_4_is_bit_identical_and_computes_what_the_plan_states(
     answers = read_by(script, second_transformers.PACKAGES, everything, tmp_path)
     for folder, plan in families.items():
         computed = answers.pop(Path(folder).name)
-        alike = bool(computed) and torch.equal(computed["target"], read(Path(folder))["target"])
-        parameters, rope, kind = plan.rope_parameters, plan.config.rope, plan.source.config.model_type
-        stated = {line.engine: line.reads for line in engine_support(parameters, rope, TARGET, kind)}
+        alike = bool(computed) and torch.equal(
+            computed["target"], read(Path(folder))["target"]
+        )
+        parameters, rope, kind = (
+            plan.rope_parameters,
+            plan.config.rope,
+            plan.source.config.model_type,
+        )
+        stated = {
+            line.engine: line.reads
+            for line in engine_support(parameters, rope, TARGET, kind)
+        }
         assert stated["transformers 4.x"] == ("yes" if alike else "no"), folder
     for name, computed in answers.items():
         for what, value in computed.items():
             assert torch.equal(value, by_transformers_5[name][what]), (name, what)
         rule = transformers_4(plans[name].apply(plans[name].config.raw), TARGET)
         assert same(computed["inv_freq"].double().numpy(), rule.inv_freq), name
-        assert computed["attention_factor"] == pytest.approx(rule.attention_factor, rel=1e-6)
+        assert computed["attention_factor"] == pytest.approx(
+            rule.attention_factor, rel=1e-6
+        )
     check_run("transformers 4.x", answers, plans, measured)
 
 
@@ -315,7 +380,9 @@ def test_mlx_lm_computes_what_the_plan_states(plans, folders, measured, tmp_path
 
 def rows(study: str) -> list[dict[str, Any]]:
     """The results of a study."""
-    found = json.loads((README.parent / "eval" / "results" / f"{study}.json").read_text())["rows"]
+    found = json.loads(
+        (README.parent / "eval" / "results" / f"{study}.json").read_text()
+    )["rows"]
     return [row for row in found if "asked" not in row]
 
 
@@ -324,21 +391,35 @@ WRITTEN = {
     "linear": {"factor": 4.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 4096},
     "llama3": {"factor": 4.0, "original_max_position_embeddings": 4096},
-    "longrope": {"short_factor": RISING, "long_factor": RISING, "original_max_position_embeddings": 16384},
+    "longrope": {
+        "short_factor": RISING,
+        "long_factor": RISING,
+        "original_max_position_embeddings": 16384,
+    },
 }
 
 
 def test_the_plan_states_support_exactly_where_the_study_confirmed_it():
     for row in rows("engine-types"):
-        part = CONFIG_MAPPING[row["model_type"]]().get_text_config(decoder=True).model_type
+        part = (
+            CONFIG_MAPPING[row["model_type"]]().get_text_config(decoder=True).model_type
+        )
         if part != row["model_type"] and row["reads"] in ("unclear", "has"):
             continue  # the plan states what is known of its language model
-        verdicts = row["reads"] if row["how"] == "run" else dict.fromkeys(WRITTEN, row["reads"])
+        verdicts = (
+            row["reads"]
+            if row["how"] == "run"
+            else dict.fromkeys(WRITTEN, row["reads"])
+        )
         for kind, verdict in verdicts.items():
             parameters = {"rope_type": kind, "rope_theta": 10000.0} | WRITTEN[kind]
             stated = engine_support(parameters, LLAMA_2, 16384, part, row["model_type"])
             said = {line.engine: line.reads for line in stated}[row["engine"]]
-            assert (said in ("yes", "partly")) == (verdict in (RIGHT, "reads")), (row, kind, said)
+            assert (said in ("yes", "partly")) == (verdict in (RIGHT, "reads")), (
+                row,
+                kind,
+                said,
+            )
 
 
 def test_the_plan_agrees_with_probed_servers():
@@ -350,26 +431,43 @@ def test_the_plan_agrees_with_probed_servers():
     assert PROBED == {"vLLM": "llama"}
     assert probed.keys() & METHODS.keys()
     for name in probed.keys() & METHODS.keys():
-        reads = {line.engine: line.reads for line in planned(surveyed("llama-2"), name).engines}
+        reads = {
+            line.engine: line.reads
+            for line in planned(surveyed("llama-2"), name).engines
+        }
         assert (probed[name] == RIGHT) == (reads["vLLM"] == "yes"), name
 
 
 def test_support_that_was_not_probed_is_not_called_probed():
-    stated = {name: planned(surveyed("llama-2"), name).engines for name in ("yarn", "dynamic")}
-    shown = {name: {line.engine: line.how for line in lines} for name, lines in stated.items()}
+    stated = {
+        name: planned(surveyed("llama-2"), name).engines for name in ("yarn", "dynamic")
+    }
+    shown = {
+        name: {line.engine: line.how for line in lines}
+        for name, lines in stated.items()
+    }
     assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")
     assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
-    of_map = {line.engine: line.how for line in ropepatch.plan("tiny", to="4x", method="rerope").engines}
+    of_map = {
+        line.engine: line.how
+        for line in ropepatch.plan("tiny", to="4x", method="rerope").engines
+    }
     assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}
 
 
 def test_an_original_length_that_is_no_number_is_not_used():
-    parameters = {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": {"0": 16}}
+    parameters = {
+        "rope_type": "linear",
+        "factor": 4.0,
+        "original_max_position_embeddings": {"0": 16},
+    }
     rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 256, "llama")
     assert (rope.window, rope.reach) == (64, 256)
 
 
-@pytest.mark.parametrize(("beta", "expected"), [(0.1, "partly"), (0, "yes"), (None, "yes")])
+@pytest.mark.parametrize(
+    ("beta", "expected"), [(0.1, "partly"), (0, "yes"), (None, "yes")]
+)
 def test_only_a_query_temperature_that_acts_lowers_the_support_of_vllm(beta, expected):
     parameters = {"rope_type": "default", "llama_4_scaling_beta": beta}
     rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 64, "llama")

@@ -38,27 +38,47 @@ def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_
     module = model.get_submodule(plan.config.site.path)
     assert type(module) is plan.config.site.rotary_class
     after = CONFIG_MAPPING[config.model_type].from_dict(plan.apply(config.to_dict()))
-    now = Frequencies(plan.config.rope.inv_freq(), plan.config.rope.carried_attention_factor)
+    now = Frequencies(
+        plan.config.rope.inv_freq(), plan.config.rope.carried_attention_factor
+    )
     for whole, table in ((config, now), (after, plan.frequencies())):
         stock = plan.config.site.rotary_class(whole.get_text_config())
-        assert torch.equal(getattr(stock, plan.config.site.attribute("inv_freq")), table.inv_freq)
-        assert getattr(stock, plan.config.site.attribute("attention_scaling")) == table.attention_factor
+        assert torch.equal(
+            getattr(stock, plan.config.site.attribute("inv_freq")), table.inv_freq
+        )
+        assert (
+            getattr(stock, plan.config.site.attribute("attention_scaling"))
+            == table.attention_factor
+        )
     assert after.get_text_config().max_position_embeddings == plan.target
 
 
 @pytest.mark.sweep
 @pytest.mark.skipif(
-    not transformers.__version__.startswith("5.23"), reason="the README lists the types of transformers 5.23"
+    not transformers.__version__.startswith("5.23"),
+    reason="the README lists the types of transformers 5.23",
 )
 def test_the_readme_lists_exactly_the_supported_and_unsupported_types():
-    reasons = {model_type: refusal(model_type) for model_type in ROTARY_TYPES} | dict.fromkeys(
-        NOT_BUILT, UNTRIED
-    )
-    supported = [model_type for model_type in sorted(reasons) if not reasons[model_type]]
-    refused = [f"| `{name}` | {cell(reasons[name])} |" for name in sorted(reasons) if reasons[name]]
+    reasons = {
+        model_type: refusal(model_type) for model_type in ROTARY_TYPES
+    } | dict.fromkeys(NOT_BUILT, UNTRIED)
+    supported = [
+        model_type for model_type in sorted(reasons) if not reasons[model_type]
+    ]
+    refused = [
+        f"| `{name}` | {cell(reasons[name])} |"
+        for name in sorted(reasons)
+        if reasons[name]
+    ]
     names = ", ".join(f"`{name}`" for name in supported)
     table = "\n".join(
-        [f"{len(supported)} model types: {names}.", "", "| refused | reason |", "|---|---|", *refused]
+        [
+            f"{len(supported)} model types: {names}.",
+            "",
+            "| refused | reason |",
+            "|---|---|",
+            *refused,
+        ]
     )
     if updating():
         write_block("families", table)

@@ -21,20 +21,31 @@ EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
 def planned(scaling: Scaling, rope: Rope = LLAMA_2, **stated: Any) -> ropepatch.Plan:
     """A plan for a stock Llama with this RoPE, or with what is stated of it."""
-    sizes = {"num_attention_heads": 1, "hidden_size": rope.rotary_dim, "head_dim": rope.rotary_dim}
+    sizes = {
+        "num_attention_heads": 1,
+        "hidden_size": rope.rotary_dim,
+        "head_dim": rope.rotary_dim,
+    }
     parameters = {"rope_type": "default", "rope_theta": rope.rope_theta} | stated
     window = rope.original_max_position_embeddings * parameters.get("factor", 1)
-    config = LlamaConfig(**sizes, max_position_embeddings=int(window), rope_parameters=parameters)
+    config = LlamaConfig(
+        **sizes, max_position_embeddings=int(window), rope_parameters=parameters
+    )
     return ropepatch.plan(config, method=scaling)
 
 
 @pytest.mark.parametrize("geometry", ["llama-2", "babyllama"])
 @pytest.mark.parametrize("factor", [1.5, 16.0])
 @EVERY_METHOD
-def test_stock_transformers_computes_every_method_from_its_rope_parameters(name, geometry, factor, caplog):
+def test_stock_transformers_computes_every_method_from_its_rope_parameters(
+    name, geometry, factor, caplog
+):
     """Native types have the bits of the method; longrope is within the rounding of its factors."""
     rope = GEOMETRIES[geometry]
-    scaling, window = example(name, rope.num_pairs, factor), rope.original_max_position_embeddings
+    scaling, window = (
+        example(name, rope.num_pairs, factor),
+        rope.original_max_position_embeddings,
+    )
     plan = planned(scaling, rope)
     saved, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
     assert kind == METHODS[name].saved_as
@@ -43,33 +54,60 @@ def test_stock_transformers_computes_every_method_from_its_rope_parameters(name,
         stock = stock_table(saved, rope, length, reach=reach)
         ours = scaling.frequencies(rope, length)
         moving = ours.inv_freq != 0
-        torch.testing.assert_close(stock.inv_freq[moving], ours.inv_freq[moving], rtol=3.0e-7, atol=0)
+        torch.testing.assert_close(
+            stock.inv_freq[moving], ours.inv_freq[moving], rtol=3.0e-7, atol=0
+        )
         assert (stock.inv_freq[~moving] < 1e-29).all()
         assert stock.attention_factor == ours.attention_factor
-        exact = ours if scaling.length_dependent or kind != "longrope" else plan.frequencies()
+        exact = (
+            ours
+            if scaling.length_dependent or kind != "longrope"
+            else plan.frequencies()
+        )
         assert torch.equal(stock.inv_freq, exact.inv_freq)
-    if kind == "longrope" and not scaling.length_dependent:  # as engines derive the attention factor
+    if (
+        kind == "longrope" and not scaling.length_dependent
+    ):  # as engines derive the attention factor
         original = saved["original_max_position_embeddings"]
         derived = math.sqrt(1 + math.log(plan.target / original) / math.log(original))
         for key in ("short_mscale", "long_mscale"):
-            assert saved.get(key, derived) == pytest.approx(stock.attention_factor, rel=1e-9)
-        assert ("short_mscale" in saved) == (stock.attention_factor != pytest.approx(derived, rel=1e-9))
+            assert saved.get(key, derived) == pytest.approx(
+                stock.attention_factor, rel=1e-9
+            )
+        assert ("short_mscale" in saved) == (
+            stock.attention_factor != pytest.approx(derived, rel=1e-9)
+        )
         assert saved["factor"] * original == plan.target
         assert type(original) is int
     caplog.set_level("WARNING", logger="transformers")
     caplog.clear()
-    LlamaConfig(head_dim=rope.rotary_dim, max_position_embeddings=reach, rope_parameters=dict(saved))
-    of_others = "short_mscale" in saved or (OLDEST and kind == "dynamic")  # it warns of rope_theta
+    LlamaConfig(
+        head_dim=rope.rotary_dim,
+        max_position_embeddings=reach,
+        rope_parameters=dict(saved),
+    )
+    of_others = "short_mscale" in saved or (
+        OLDEST and kind == "dynamic"
+    )  # it warns of rope_theta
     assert {one.getMessage()[:20] for one in caplog.records} == (
         {"Unrecognized keys in"} if of_others else set()
     )
 
 
-@pytest.mark.parametrize("name", [name for name in STATIC if name not in ("longrope", "abf")])
+@pytest.mark.parametrize(
+    "name", [name for name in STATIC if name not in ("longrope", "abf")]
+)
 def test_a_scaled_model_is_saved_as_longrope_without_the_keys_of_its_scaling(name):
-    composing = {"yarn": {"ramp": "rotations"}, "resonance": {"over": "linear"}}.get(name, {})
+    composing = {"yarn": {"ramp": "rotations"}, "resonance": {"over": "linear"}}.get(
+        name, {}
+    )
     scaling = METHODS[name](factor=4.0, **(example(name, 64).parameters() | composing))
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0}
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 16.0,
+    }
     plan = planned(scaling, **yarn, mrope_section=[2, 3, 3], some_future_key={"x": 1})
     saved = plan.rope_parameters
     if name != "none":  # which leaves the parameters unchanged
@@ -84,11 +122,15 @@ def test_a_scaled_model_is_saved_as_longrope_without_the_keys_of_its_scaling(nam
 
 
 @pytest.mark.parametrize("to", [1, 100, 4096])
-@pytest.mark.parametrize("a", [1.0, math.sqrt(1 + math.log(100 / 4096) / math.log(4096))])
+@pytest.mark.parametrize(
+    "a", [1.0, math.sqrt(1 + math.log(100 / 4096) / math.log(4096))]
+)
 def test_no_attention_factor_is_derived_within_the_original_context_length(to, a):
     """The second value is the result of the formula at 100 tokens."""
     scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
-    for form in saved_ropes(scaling, LLAMA_2, {"rope_type": "default", "rope_theta": 1e4}, to):
+    for form in saved_ropes(
+        scaling, LLAMA_2, {"rope_type": "default", "rope_theta": 1e4}, to
+    ):
         assert form.rope_parameters["original_max_position_embeddings"] == to
         assert form.rope_parameters.get("long_mscale", 1.0) == a
         stock = stock_table(form.rope_parameters, LLAMA_2, reach=max(to, 2))
@@ -101,17 +143,27 @@ def test_no_attention_factor_is_derived_within_the_original_context_length(to, a
 
 @pytest.mark.parametrize("a", [0.7, 1.5])
 def test_an_unusual_attention_factor_of_yarn_is_also_written_as_mscale(a):
-    usual = planned(make_scaling("yarn", factor=4, attention_factor=0.1 * math.log(4) + 1))
+    usual = planned(
+        make_scaling("yarn", factor=4, attention_factor=0.1 * math.log(4) + 1)
+    )
     assert "mscale" not in usual.rope_parameters
     saved = planned(make_scaling("yarn", factor=4, attention_factor=a)).rope_parameters
-    assert saved["attention_factor"] == a == stock_table(saved, LLAMA_2, reach=16384).attention_factor
+    assert (
+        saved["attention_factor"]
+        == a
+        == stock_table(saved, LLAMA_2, reach=16384).attention_factor
+    )
     assert 0.1 * saved["mscale"] * math.log(4) + 1 == pytest.approx(a, rel=1e-12)
-    assert saved["mscale_all_dim"] == 0  # 0 does not change attention that uses it (DeepSeek)
+    assert (
+        saved["mscale_all_dim"] == 0
+    )  # 0 does not change attention that uses it (DeepSeek)
 
 
 def test_a_pair_that_does_not_rotate_is_divided_by_1e30():
     saved = planned(example("cope", 64)).rope_parameters
-    assert [divisor == 1e30 for divisor in saved["long_factor"]] == [False] * 63 + [True]
+    assert [divisor == 1e30 for divisor in saved["long_factor"]] == [False] * 63 + [
+        True
+    ]
     rope = Rope(128, 1e10, 4096)  # where 1e30 times the power overflows
     saved = planned(make_scaling("p-rope", factor=4, partial=0.5), rope).rope_parameters
     assert stock_table(saved, rope, reach=16384).inv_freq[32:].max() < 1e-35
@@ -121,15 +173,30 @@ def test_the_native_parameters_are_the_documented_ones():
     def saved(name: str, **parameters: Any) -> dict[str, Any]:
         return planned(make_scaling(name, factor=4, **parameters)).rope_parameters
 
-    theta, scaled = {"rope_theta": 1e4}, {"factor": 4.0, "original_max_position_embeddings": 4096}
+    theta, scaled = (
+        {"rope_theta": 1e4},
+        {"factor": 4.0, "original_max_position_embeddings": 4096},
+    )
     assert saved("none") == {"rope_type": "default"} | theta
     assert saved("linear") == {"rope_type": "linear", "factor": 4.0} | theta
-    assert saved("ntk") == {"rope_type": "default", "rope_theta": pytest.approx(40889.9424)}
+    assert saved("ntk") == {
+        "rope_type": "default",
+        "rope_theta": pytest.approx(40889.9424),
+    }
     assert saved("ntk-by-parts") == (
-        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 32.0} | scaled | theta
+        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 32.0}
+        | scaled
+        | theta
     )
     yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0} | scaled | theta
-    assert saved("yarn") == yarn | {"attention_factor": pytest.approx(1.138629436111989)}
+    assert saved("yarn") == yarn | {
+        "attention_factor": pytest.approx(1.138629436111989)
+    }
     none = {"attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
-    assert saved("yarn", truncate=False, attention_factor=1) == yarn | none | {"truncate": False}
-    assert saved("dynamic", form="transformers") == {"rope_type": "dynamic", "factor": 4.0} | theta
+    assert saved("yarn", truncate=False, attention_factor=1) == yarn | none | {
+        "truncate": False
+    }
+    assert (
+        saved("dynamic", form="transformers")
+        == {"rope_type": "dynamic", "factor": 4.0} | theta
+    )

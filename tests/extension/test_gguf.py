@@ -22,8 +22,15 @@ from ropepatch.scaling import make_scaling
 def read(path: Path) -> tuple[dict, dict]:
     """All keys and tensors of a file, from the gguf package."""
     reader = gguf.GGUFReader(path)
-    keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    return keys, {tensor.name: (tensor.tensor_type, tensor.data.tobytes()) for tensor in reader.tensors}
+    keys = {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.")
+    }
+    return keys, {
+        tensor.name: (tensor.tensor_type, tensor.data.tobytes())
+        for tensor in reader.tensors
+    }
 
 
 def computed(path: Path, position: int) -> np.ndarray:
@@ -36,14 +43,18 @@ def computed(path: Path, position: int) -> np.ndarray:
     f32 = np.float32
     table = tensors.get("rope_freqs.weight", tensors.get("rope_factors_long.weight"))
     divisors = np.ones(DIM // 2, f32) if table is None else np.frombuffer(table[1], f32)
-    kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor", 0.0)
+    kind, factor = (
+        own.get("rope.scaling.type", "linear"),
+        own.get("rope.scaling.factor", 0.0),
+    )
     freq_scale = f32(1) if kind == "none" or not factor else f32(1) / f32(factor)
     ext = 1.0 if kind == "yarn" else 0.0
     base = f32(own["rope.freq_base"])
     attn = f32(own.get("rope.scaling.attn_factor", 1.0))
     original = own.get("rope.scaling.original_context_length", own["context_length"])
     low, high = (
-        DIM * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in (32.0, 1.0)
+        DIM * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
+        for beta in (32.0, 1.0)
     )
     low, high = max(0, math.floor(low)), min(DIM - 1, math.ceil(high))
     theta, rows = f32(position), []
@@ -69,7 +80,18 @@ def expected(plan: Plan, position: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
-        *((name, {}) for name in ("none", "linear", "ntk", "yarn", "llama3", "ntk-mixed", "p-rope")),
+        *(
+            (name, {})
+            for name in (
+                "none",
+                "linear",
+                "ntk",
+                "yarn",
+                "llama3",
+                "ntk-mixed",
+                "p-rope",
+            )
+        ),
         ("abf", {"rope_theta": 90_000.0}),
         ("yarn", {"attention_factor": 1.5}),
         ("yarn", {"beta_slow": 0.25}),
@@ -90,7 +112,9 @@ def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
     plan = ropepatch.plan(source, TARGET, method=method, **parameters)
     written = ropepatch.extend(plan, tmp_path / "b.gguf").folder
     for position in (1, 100, 511):
-        np.testing.assert_allclose(computed(written, position), expected(plan, position), atol=2e-4)
+        np.testing.assert_allclose(
+            computed(written, position), expected(plan, position), atol=2e-4
+        )
     if method not in ("none", "p-rope"):
         assert not np.allclose(computed(source, 511), expected(plan, 511), atol=1e-2)
     assert read(written)[0][f"{architecture}.context_length"] == TARGET
@@ -98,18 +122,27 @@ def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
 
 def test_only_rope_changes_and_the_source_is_not_modified(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    keys = {"general.alignment": 64, "attention.sliding_window": 4096, "rope.scaling.yarn_beta_fast": 8.0}
+    keys = {
+        "general.alignment": 64,
+        "attention.sliding_window": 4096,
+        "rope.scaling.yarn_beta_fast": 8.0,
+    }
     source = write_gguf(tmp_path / "a.gguf", **keys)
     before = source.read_bytes()
     extension = ropepatch.extend(source, to="4x", method="llama3")
     (old, weights), (new, copied) = read(source), read(extension.folder)
     ours = ("context_length", "rope.scaling.type", "rope.scaling.yarn_beta_fast")
     changed = {f"llama.{key}" for key in ours}
-    assert {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} == changed
+    assert {
+        key for key in old.keys() | new.keys() if old.get(key) != new.get(key)
+    } == changed
     assert copied.pop("rope_freqs.weight")
     assert copied == weights
     assert source.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-llama3-512.gguf", "a.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a-llama3-512.gguf",
+        "a.gguf",
+    ]
 
 
 def test_a_split_file_is_written_as_one(tmp_path):
@@ -119,7 +152,9 @@ def test_a_split_file_is_written_as_one(tmp_path):
     for part in (first, second):
         out = tmp_path / f"of-{part.name}"
         ropepatch.extend(part, out, to=TARGET)
-        assert read(out) == read(ropepatch.extend(whole, tmp_path / f"x{part.name}", to=TARGET).folder)
+        assert read(out) == read(
+            ropepatch.extend(whole, tmp_path / f"x{part.name}", to=TARGET).folder
+        )
     second.rename(tmp_path / "s-00002-of-00003.gguf")
     with pytest.raises(RopepatchError, match=re.escape("no file")):
         ropepatch.plan(first, TARGET)
@@ -128,21 +163,34 @@ def test_a_split_file_is_written_as_one(tmp_path):
 
 
 def test_a_scaled_file_is_scaled_on_top(tmp_path):
-    source = write_gguf(tmp_path / "a.gguf", "qwen3", **{"rope.scaling.factor": 2.0, "context_length": 256})
+    source = write_gguf(
+        tmp_path / "a.gguf",
+        "qwen3",
+        **{"rope.scaling.factor": 2.0, "context_length": 256},
+    )
     plan = ropepatch.plan(source, 1024, method="linear")
     assert plan.source.config.rope.is_scaled
     assert plan.changes["qwen3.rope.scaling.factor"] == 8.0
     twice = ropepatch.extend(
         ropepatch.extend(
-            write_gguf(tmp_path / "b.gguf"), tmp_path / "c.gguf", to=256, method="llama3"
+            write_gguf(tmp_path / "b.gguf"),
+            tmp_path / "c.gguf",
+            to=256,
+            method="llama3",
         ).folder,
         tmp_path / "d.gguf",
         to=1024,
     )
-    np.testing.assert_allclose(computed(twice.folder, 700), expected(twice.plan, 700), atol=2e-4)
-    once = make_scaling("llama3", factor=2.0).frequencies(ropepatch.Rope(DIM, BASE, WINDOW))
+    np.testing.assert_allclose(
+        computed(twice.folder, 700), expected(twice.plan, 700), atol=2e-4
+    )
+    once = make_scaling("llama3", factor=2.0).frequencies(
+        ropepatch.Rope(DIM, BASE, WINDOW)
+    )
     torch.testing.assert_close(twice.plan.source.config.rope.inv_freq(), once.inv_freq)
-    with pytest.raises(RopepatchError, match="qwen3 does not support this yarn") as error:
+    with pytest.raises(
+        RopepatchError, match="qwen3 does not support this yarn"
+    ) as error:
         ropepatch.plan(source, 1024)
     assert "linear" in str(error.value.hint)
 
@@ -150,14 +198,29 @@ def test_a_scaled_file_is_scaled_on_top(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "keys", "asked", "words"),
     [
-        ("gemma3", {"attention.sliding_window": 32}, {"attention_factor": 1.5}, "does not support this yarn"),
-        ("gemma2", {"rope.freq_base_swa": 500.0}, {"method": "ntk"}, "does not support this ntk"),
+        (
+            "gemma3",
+            {"attention.sliding_window": 32},
+            {"attention_factor": 1.5},
+            "does not support this yarn",
+        ),
+        (
+            "gemma2",
+            {"rope.freq_base_swa": 500.0},
+            {"method": "ntk"},
+            "does not support this ntk",
+        ),
         ("mamba", {}, {}, "which scalings llama.cpp supports for 'mamba'"),
         ("llama", {}, {"method": "dynamic"}, "its frequencies depend on the length"),
         ("llama", {}, {"method": "rerope", "window": 8}, "cannot contain rerope"),
         ("llama", {}, {"to": 100}, "already covers 128 tokens"),
         ("llama", {}, {"revision": "main"}, "`revision` does not apply"),
-        ("llama", {"rope.scaling.yarn_log_multiplier": 0.1}, {}, "ties its softmax scale"),
+        (
+            "llama",
+            {"rope.scaling.yarn_log_multiplier": 0.1},
+            {},
+            "ties its softmax scale",
+        ),
         ("llama", {"context_length": "long"}, {}, "must be a whole number, got 'long'"),
         ("llama", {"context_length": [1, 2]}, {}, "must be a whole number, got a list"),
         ("llama", {"rope.freq_base": float("nan")}, {}, "freq_base nan"),
@@ -186,36 +249,57 @@ def test_a_truncated_or_damaged_file_raises_a_one_line_error(tmp_path):
         places |= {begin, begin + 3, begin + 9, begin + 17}
     places |= {tensor.data_offset for tensor in reader.tensors}
     garbled = {f"cut at {place}": data[:place] for place in places}
-    for place in range(4, reader.tensors[0].data_offset, 8):  # including counts, lengths, types and offsets
+    for place in range(
+        4, reader.tensors[0].data_offset, 8
+    ):  # including counts, lengths, types and offsets
         garbled[f"garbled at {place}"] = data[:place] + b"\xff" * 8 + data[place + 8 :]
     damaged = tmp_path / "b.gguf"
     for what, content in garbled.items():
         damaged.write_bytes(content)
         unseen = what.startswith("garbled")  # within a text or a number with any value
-        refused = pytest.raises(RopepatchError, match=r"\A[^\n]*b\.gguf[^\n]*\nhint: [^\n]*\Z")
+        refused = pytest.raises(
+            RopepatchError, match=r"\A[^\n]*b\.gguf[^\n]*\nhint: [^\n]*\Z"
+        )
         with suppress(RopepatchError) if unseen else refused:
-            ropepatch.extend(damaged, tmp_path / "c.gguf", to=TARGET, say=lambda line: None)
+            ropepatch.extend(
+                damaged, tmp_path / "c.gguf", to=TARGET, say=lambda line: None
+            )
             (tmp_path / "c.gguf").unlink()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf"], what
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "a.gguf",
+            "b.gguf",
+        ], what
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"to": 5_000_000_000}, "holds llama.context_length from 0 to 4294967295, got 5000000000"),
-        ({"attention_factor": 1e-45}, "holds llama.rope.scaling.attn_factor of size 1.2e-38 to"),
+        (
+            {"to": 5_000_000_000},
+            "holds llama.context_length from 0 to 4294967295, got 5000000000",
+        ),
+        (
+            {"attention_factor": 1e-45},
+            "holds llama.rope.scaling.attn_factor of size 1.2e-38 to",
+        ),
     ],
 )
-def test_a_number_that_no_gguf_key_can_hold_is_refused_by_the_plan(tmp_path, asked, words):
+def test_a_number_that_no_gguf_key_can_hold_is_refused_by_the_plan(
+    tmp_path, asked, words
+):
     source = write_gguf(tmp_path / "a.gguf")
     with pytest.raises(RopepatchError, match=re.escape(words)):
         ropepatch.plan(source, **{"to": TARGET} | asked)
 
 
-def test_a_tensor_without_dimensions_and_a_key_that_begins_with_gguf_are_copied(tmp_path):
+def test_a_tensor_without_dimensions_and_a_key_that_begins_with_gguf_are_copied(
+    tmp_path,
+):
     source = write_gguf(tmp_path / "a.gguf", scalar=1.5, **{"general.mine": "x"})
     source.write_bytes(source.read_bytes().replace(b"general.mine", b"GGUF.my_text"))
-    written = gguf.GGUFReader(ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET).folder)
+    written = gguf.GGUFReader(
+        ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET).folder
+    )
     assert written.fields["GGUF.my_text"].contents() == "x"
     (scalar,) = (tensor for tensor in written.tensors if tensor.name == "scalar")
     assert (scalar.shape.tolist(), scalar.data.item()) == ([], 1.5)
@@ -241,7 +325,9 @@ def test_a_copy_that_differs_in_one_bit_is_not_kept(tmp_path, monkeypatch):
         write(self, tensor, *rest)
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", flipped)
-    with pytest.raises(RopepatchError, match=r"blk\.0\.attn_q\.weight differs from what was written"):
+    with pytest.raises(
+        RopepatchError, match=r"blk\.0\.attn_q\.weight differs from what was written"
+    ):
         ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET)
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 

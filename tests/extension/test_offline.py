@@ -58,7 +58,10 @@ def place(tmp_path) -> Path:
 def test_no_command_uses_the_network_for_a_local_folder_or_runs_its_code(place):
     """A command that needs the network is detected."""
     (place / "source" / "modeling.py").write_text("open('ran', 'w')\n")
-    named = {f"Auto{kind}": "modeling.Model" for kind in ("Config", "Model", "ModelForCausalLM")}
+    named = {
+        f"Auto{kind}": "modeling.Model"
+        for kind in ("Config", "Model", "ModelForCausalLM")
+    }
     edit_json(place / "source" / "config.json", auto_map=named)
     tokenizer = {"auto_map": {"AutoTokenizer": ["modeling.Model", None]}}
     edit_json(place / "source" / "tokenizer_config.json", **tokenizer)
@@ -67,12 +70,24 @@ def test_no_command_uses_the_network_for_a_local_folder_or_runs_its_code(place):
         ["plan", "source", "--to", "256"],
         ["extend", "source", "--to", "256", "--out", "out"],
         ["eval", "source", *measure],
-        ["compare", "source", "--to", "256", *measure, "--methods", "yarn,ntk", "--haystacks", "0"],
+        [
+            "compare",
+            "source",
+            "--to",
+            "256",
+            *measure,
+            "--methods",
+            "yarn,ntk",
+            "--haystacks",
+            "0",
+        ],
         ["doctor", "out"],
         ["export", "out", "--fold-attention", "--out", "folded"],
         ["eval", "tiny", "--method", "yarn", "--to", "512", "--windows", "1"],
     ]
-    outcome = shut_in(place, *lines, ["doctor", "source"], ["plan", "a-lab/a-model", "--to", "256"])
+    outcome = shut_in(
+        place, *lines, ["doctor", "source"], ["plan", "a-lab/a-model", "--to", "256"]
+    )
     assert outcome["codes"][: len(lines)] == [0] * len(lines), outcome["stderr"]
     *local, remote = outcome["attempts"]
     assert not any(local)

@@ -45,8 +45,12 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize(("way", "second"), [("patch", "map"), ("map", "swap"), ("swap", "patch")])
-def test_two_models_with_one_configuration_are_changed_and_restored_in_any_order(two, way, second):
+@pytest.mark.parametrize(
+    ("way", "second"), [("patch", "map"), ("map", "swap"), ("swap", "patch")]
+)
+def test_two_models_with_one_configuration_are_changed_and_restored_in_any_order(
+    two, way, second
+):
     """Changes of the configuration by the user meanwhile are kept."""
     one, other = two
     held, before = configs(one), [logits(model, IDS) for model in two]
@@ -65,7 +69,10 @@ def test_two_models_with_one_configuration_are_changed_and_restored_in_any_order
     assert same(configs(one), held)
     assert one.config is other.config
     assert one.config.use_cache is False
-    assert all(torch.equal(logits(model, IDS), wanted) for model, wanted in zip(two, before, strict=True))
+    assert all(
+        torch.equal(logits(model, IDS), wanted)
+        for model, wanted in zip(two, before, strict=True)
+    )
 
 
 def test_a_patch_within_packed_attention_may_outlast_it():

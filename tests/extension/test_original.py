@@ -18,7 +18,11 @@ from ropepatch.model.checkpoint import Checkpoint
 
 STATED, TRAINED, TARGET = 80, 64, 256
 # https://huggingface.co/Qwen/Qwen3-8B, "Processing Long Texts"; its config.json says 40,960
-PUBLISHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+PUBLISHED = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32768,
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +31,24 @@ def source(tmp_path_factory):
     return write_checkpoint(folder, max_position_embeddings=STATED)
 
 
-@pytest.mark.parametrize(("model_type", "stated", "said"), [("qwen3", 40960, True), ("qwen3", 32768, False)])
-def test_the_plan_suggests_the_known_original_length_unless_it_is_given(model_type, stated, said):
+@pytest.mark.parametrize(
+    ("model_type", "stated", "said"), [("qwen3", 40960, True), ("qwen3", 32768, False)]
+)
+def test_the_plan_suggests_the_known_original_length_unless_it_is_given(
+    model_type, stated, said
+):
     config = tiny_model(model_type).config
     config.max_position_embeddings = stated
-    hinted = [line for line in ropepatch.plan(config, to="128k").warnings if "`original=32k`" in line]
+    hinted = [
+        line
+        for line in ropepatch.plan(config, to="128k").warnings
+        if "`original=32k`" in line
+    ]
     assert bool(hinted) == said
-    assert not any("`original=" in line for line in ropepatch.plan(config, to="4x", original="32k").warnings)
+    assert not any(
+        "`original=" in line
+        for line in ropepatch.plan(config, to="4x", original="32k").warnings
+    )
 
 
 def test_a_target_within_a_nominal_length_suggests_the_known_original_length():
@@ -56,7 +71,10 @@ def test_yarn_for_qwen3_is_written_as_published(tmp_path):
     theta = raw["rope_parameters"]["rope_theta"]
     assert raw["rope_parameters"].items() >= PUBLISHED.items()
     config = AutoConfig.from_pretrained(tmp_path / "source")
-    config.max_position_embeddings, config.rope_parameters = 131_072, PUBLISHED | {"rope_theta": theta}
+    config.max_position_embeddings, config.rope_parameters = (
+        131_072,
+        PUBLISHED | {"rope_theta": theta},
+    )
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
     rotary = AutoModelForCausalLM.from_pretrained(written).model.rotary_emb
     assert torch.equal(rotary.inv_freq, inv_freq)
@@ -64,7 +82,9 @@ def test_yarn_for_qwen3_is_written_as_published(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["yarn", "self-extend"])
-def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(method, source, tmp_path):
+def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(
+    method, source, tmp_path
+):
     plan = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED)
     assert not any("original" in line for line in plan.warnings)  # the user said it
     assert f"\noriginal length {TRAINED}; config.json states {STATED}\n" in str(plan)
@@ -73,9 +93,15 @@ def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(m
         patched = handle.plan if method == "yarn" else handle.distances
         assert patched == (plan if method == "yarn" else plan.method)
     record = read(ropepatch.extend(plan, tmp_path / "out", reading=False).folder)
-    assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
+    assert (record.original, record.original_max_position_embeddings) == (
+        TRAINED,
+        TRAINED,
+    )
     if method == "yarn":
-        assert plan_of_record(record, Checkpoint.find(source, original=record.original)) == plan
+        assert (
+            plan_of_record(record, Checkpoint.find(source, original=record.original))
+            == plan
+        )
 
 
 def test_an_original_length_equal_to_config_json_changes_nothing(source):
@@ -90,23 +116,38 @@ def test_an_original_length_equal_to_config_json_changes_nothing(source):
 
 def test_measurements_use_the_given_original_length():
     quick = {"to": "2x", "original": "0.5x", "say": lambda line: None}
-    scaled = [*ropepatch.evaluate("tiny", methods="yarn", lengths="1x", limit=1, **quick)][-1]
-    assert (scaled.model["trained"], scaled.target, scaled.scaling["factor"]) == (128, 256, 2.0)
+    scaled = [
+        *ropepatch.evaluate("tiny", methods="yarn", lengths="1x", limit=1, **quick)
+    ][-1]
+    assert (scaled.model["trained"], scaled.target, scaled.scaling["factor"]) == (
+        128,
+        256,
+        2.0,
+    )
     assert {row.length for row in scaled.rows if row.at.keys() == {"length"}} == {128}
-    chosen = ropepatch.compare("tiny", methods="linear", windows=1, haystacks=0, **quick)
+    chosen = ropepatch.compare(
+        "tiny", methods="linear", windows=1, haystacks=0, **quick
+    )
     assert {result.model["trained"] for result in chosen.results} == {128}
 
 
 @pytest.mark.parametrize("original", [0, -1, True, 64.0, "0.001x", "", 512])
-def test_an_invalid_original_length_or_one_beyond_the_target_is_rejected(original, source):
+def test_an_invalid_original_length_or_one_beyond_the_target_is_rejected(
+    original, source
+):
     with pytest.raises(RopepatchError):
         ropepatch.plan(source, to=TARGET, original=original)
 
 
-def test_an_original_length_with_a_plan_or_for_a_scaled_model_is_rejected(source, tmp_path):
+def test_an_original_length_with_a_plan_or_for_a_scaled_model_is_rejected(
+    source, tmp_path
+):
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
     with pytest.raises(RopepatchError, match=r"a plan already sets .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
     out = write(plan, tmp_path / "out").path
-    with pytest.raises(RopepatchError, match=f"`original` is {TRAINED}, but this model is already scaled"):
+    with pytest.raises(
+        RopepatchError,
+        match=f"`original` is {TRAINED}, but this model is already scaled",
+    ):
         ropepatch.plan(out, to=4 * TARGET, original=TRAINED)

@@ -47,13 +47,17 @@ def test_the_handle_of_a_removed_patch_changes_nothing(model):
 
 
 def test_models_that_cannot_be_patched_are_rejected(model):
-    for given in ((torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0)), (model, "yarn")):
+    for given in (
+        (torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0)),
+        (model, "yarn"),
+    ):
         with pytest.raises(RopepatchError):
             ropepatch.patch(*given)
     linear = make_scaling("linear", factor=2.0)
     for scaling, more in ((4, {}), (linear, {"beta": 2})):
         with pytest.raises(
-            RopepatchError, match=r"needs a plan|already has all its parameters, got also beta"
+            RopepatchError,
+            match=r"needs a plan|already has all its parameters, got also beta",
         ):
             ropepatch.patch(model, scaling, **more)
 
@@ -80,7 +84,9 @@ class Undefined(Scaling):
     ("kind", "said"),
     [(Short, "Short._inv_freq must"), (Undefined, "Undefined._inv_freq")],
 )
-def test_the_error_of_a_faulty_custom_scaling_names_it_and_the_model_is_unchanged(model, kind, said):
+def test_the_error_of_a_faulty_custom_scaling_names_it_and_the_model_is_unchanged(
+    model, kind, said
+):
     with pytest.raises(RopepatchError, match=said):
         ropepatch.patch(model, kind(factor=4))
     assert ropepatch.active(model) is None
@@ -147,7 +153,10 @@ def test_unscaled_layers_keep_their_frequencies(tmp_path):
     model = tiny_model("modernbert-decoder")
     plan = ropepatch.plan(model, to=256, method="linear")
     changed = type(model.config).from_dict(plan.apply(model.config.to_dict()))
-    assert changed.rope_parameters["sliding_attention"] == model.config.rope_parameters["sliding_attention"]
+    assert (
+        changed.rope_parameters["sliding_attention"]
+        == model.config.rope_parameters["sliding_attention"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +200,9 @@ def test_generation_equals_that_of_stock_transformers(model, cache, tmp_path):
     mask = (torch.arange(48) >= torch.tensor([[11], [0]])).long()  # left padding
     arguments = {"attention_mask": mask, "max_new_tokens": 40, "do_sample": False, "eos_token_id": None,
                  "cache_implementation": cache, "disable_compile": True, "pad_token_id": 0}  # fmt: skip
-    assert torch.equal(model.generate(ids, **arguments), stock.generate(ids, **arguments))
+    assert torch.equal(
+        model.generate(ids, **arguments), stock.generate(ids, **arguments)
+    )
 
 
 def test_resizing_the_vocabulary_or_reinitialising_keeps_the_patch(model):
@@ -218,7 +229,8 @@ def test_a_patched_model_can_be_exported(model, ids):
 
 
 @pytest.mark.parametrize(
-    "more", [{"layers": "sliding"}, {"layers": "nonsense"}, {"to": 512}, {"original": 32}]
+    "more",
+    [{"layers": "sliding"}, {"layers": "nonsense"}, {"to": 512}, {"original": 32}],
 )
 def test_a_plan_takes_no_further_arguments(model, more):
     with pytest.raises(RopepatchError, match="a plan already sets "):

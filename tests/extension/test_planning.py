@@ -22,7 +22,9 @@ def config(tmp_path, rope=None, **top):
     raw = tiny_config("llama").to_dict()
     raw.pop("rope_parameters")
     raw |= {"rope_theta": 10_000.0, "rope_scaling": rope} | top
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v != "left out"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in raw.items() if v != "left out"})
+    )
     return tmp_path
 
 
@@ -32,7 +34,10 @@ def said(plan, words):
 
 def assert_as_patched(model, method, out):
     ids, reloaded = torch.arange(3, 40)[None], AutoModelForCausalLM.from_pretrained(out)
-    with torch.no_grad(), ropepatch.patch(model, ropepatch.plan(model, to="4x", method=method)):
+    with (
+        torch.no_grad(),
+        ropepatch.patch(model, ropepatch.plan(model, to="4x", method=method)),
+    ):
         assert torch.equal(model(ids).logits, reloaded(ids).logits)
 
 
@@ -42,11 +47,20 @@ LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 @pytest.mark.parametrize(
     ("stated", "window", "other"),
-    [(None, WINDOW, 4 * WINDOW), (4 * WINDOW, 4 * WINDOW, None), (WINDOW, WINDOW, None), (7, WINDOW, 256)],
+    [
+        (None, WINDOW, 4 * WINDOW),
+        (4 * WINDOW, 4 * WINDOW, None),
+        (WINDOW, WINDOW, None),
+        (7, WINDOW, 256),
+    ],
 )
-def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(tmp_path, stated, window, other):
+def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(
+    tmp_path, stated, window, other
+):
     """The scaled length is max_sequence_length for Vicuna and max_position_embeddings for deepseek-coder."""
-    made = ropepatch.plan(config(tmp_path, LINEAR, max_sequence_length=stated), to=512, method="linear")
+    made = ropepatch.plan(
+        config(tmp_path, LINEAR, max_sequence_length=stated), to=512, method="linear"
+    )
     assert made.source.config.rope.original_max_position_embeddings == window
     assert made.factor == 512 / window
     (line,) = said(made, "already scaled")
@@ -68,20 +82,30 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 @pytest.mark.parametrize("rope", [YARN, LLAMA_3], ids=lambda rope: rope["rope_type"])
 @pytest.mark.parametrize("method", ["yarn", "resonance"])
-def test_methods_extend_scaled_models_and_the_plan_states_how_they_compose(tmp_path, rope, method):
+def test_methods_extend_scaled_models_and_the_plan_states_how_they_compose(
+    tmp_path, rope, method
+):
     made = ropepatch.plan(config(tmp_path, rope), to=256, method=method)
     choice = {"over": "ntk"} if method == "resonance" else {"ramp": "rotations"}
     assert made.method.parameters().items() >= choice.items()
     (line,) = said(made, "already scaled")
     assert line.endswith("({}={})".format(*next(iter(choice.items()))))
-    assert ropepatch.plan(config(tmp_path), to=256).method.parameters()["ramp"] == "index"
+    assert (
+        ropepatch.plan(config(tmp_path), to=256).method.parameters()["ramp"] == "index"
+    )
 
 
 @pytest.mark.parametrize(
     ("request_", "warning"),
     [
-        ({"to": 128, "factor": 3.0}, "factor 3 gives 192 tokens, not the target of 128"),
-        ({"to": 256, "factor": 3.0}, "factor 3 gives 192 tokens, not the target of 256"),
+        (
+            {"to": 128, "factor": 3.0},
+            "factor 3 gives 192 tokens, not the target of 128",
+        ),
+        (
+            {"to": 256, "factor": 3.0},
+            "factor 3 gives 192 tokens, not the target of 256",
+        ),
         ({"to": "33x"}, "2112 tokens are 33 times the original length"),
         ({"to": "32768k"}, "no published method exceeds 32 times"),
         ({"to": (1 << 24) + 1}, "get the same angle"),
@@ -95,25 +119,36 @@ def test_methods_extend_scaled_models_and_the_plan_states_how_they_compose(tmp_p
     ],
     ids=str,
 )
-def test_contradictions_and_factors_beyond_published_ones_give_warnings(tmp_path, request_, warning):
+def test_contradictions_and_factors_beyond_published_ones_give_warnings(
+    tmp_path, request_, warning
+):
     made = ropepatch.plan(config(tmp_path), **request_)
     assert bool(made.warnings) == bool(warning), made.warnings
     assert warning is None or said(made, warning)
 
 
 NONSENSE = [
-    ({"rope": LLAMA_3 | {"original_max_position_embeddings": 8192}}, "max_position_embeddings (64) is below"),
+    (
+        {"rope": LLAMA_3 | {"original_max_position_embeddings": 8192}},
+        "max_position_embeddings (64) is below",
+    ),
     ({"rope": YARN | {"original_max_position_embeddings": 10**12}}, "(1000000000000)"),
     ({"rope": YARN | {"attention_factor": -3.0}}, "attention_factor is -3, below 1"),
     ({"rope": LINEAR | {"rope_type": "default"}}, "so factor = 4.0 is ignored"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "words"), NONSENSE, ids=[words for _, words in NONSENSE])
-def test_findings_of_the_doctor_are_errors_or_warnings_of_the_plan(tmp_path, damage, words):
+@pytest.mark.parametrize(
+    ("damage", "words"), NONSENSE, ids=[words for _, words in NONSENSE]
+)
+def test_findings_of_the_doctor_are_errors_or_warnings_of_the_plan(
+    tmp_path, damage, words
+):
     folder = config(tmp_path, **damage)
     findings = ropepatch.diagnose(folder, measure=False).findings
-    assert any(words in one.problem for one in findings if one.severity != "remark"), findings
+    assert any(words in one.problem for one in findings if one.severity != "remark"), (
+        findings
+    )
     try:
         made = ropepatch.plan(folder, to=2**20, method="none")
     except RopepatchError:
@@ -159,9 +194,12 @@ def test_a_partial_rotary_factor_that_default_rope_ignores_is_written_as_1():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "written"), [("gpt_oss", True), ("apertus", True), ("mistral", False)]
+    ("model_type", "written"),
+    [("gpt_oss", True), ("apertus", True), ("mistral", False)],
 )
-def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(tmp_path, model_type, written):
+def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(
+    tmp_path, model_type, written
+):
     """Its results are tested by the sweep in tests/extension/test_engines.py."""
     model = tiny_model(model_type)
     model.save_pretrained(tmp_path / "source")
@@ -178,11 +216,24 @@ def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(tmp
     ("model_type", "stated"),
     [
         *(("gemma3", {"text_config": said}) for said in (None, {})),
-        *((name, {}) for name in ("gemma3", "fuyu", "emu3", "got_ocr2", "llama4", "mllama", "qwen3_5")),
+        *(
+            (name, {})
+            for name in (
+                "gemma3",
+                "fuyu",
+                "emu3",
+                "got_ocr2",
+                "llama4",
+                "mllama",
+                "qwen3_5",
+            )
+        ),
     ],
     ids=str,
 )
-def test_a_missing_text_config_is_written_with_the_defaults_of_transformers(tmp_path, model_type, stated):
+def test_a_missing_text_config_is_written_with_the_defaults_of_transformers(
+    tmp_path, model_type, stated
+):
     raw = {"model_type": model_type} | stated
     (tmp_path / "config.json").write_text(json.dumps(raw))
     layers = "sliding" if model_type == "llama4" else None
@@ -206,17 +257,25 @@ def test_a_missing_text_config_is_written_with_the_defaults_of_transformers(tmp_
         ("llama", {}, True),
     ],
 )
-def test_the_plan_warns_of_the_default_base_of_transformers(tmp_path, model_type, stated, warned):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} | stated))
+def test_the_plan_warns_of_the_default_base_of_transformers(
+    tmp_path, model_type, stated, warned
+):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": model_type} | stated)
+    )
     made = ropepatch.plan(tmp_path, to="2x", method="linear")
     assert bool(said(made, "has no rope_theta")) == warned
 
 
 @pytest.mark.parametrize("model_type", ["mllama", "qwen3_5"])
-def test_a_contradictory_text_config_is_rejected_with_the_doctors_finding(tmp_path, model_type):
+def test_a_contradictory_text_config_is_rejected_with_the_doctors_finding(
+    tmp_path, model_type
+):
     rope = tiny_config("llama").rope_parameters | LINEAR | {"rope_type": "linear"}
     text = {"rope_parameters": rope, "rope_scaling": LINEAR | {"factor": 8.0}}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": text}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": model_type, "text_config": text})
+    )
     with pytest.raises(RopepatchError, match="contradicts itself") as caught:
         ropepatch.plan(tmp_path, to="64x", method="linear")
     finding, *_ = ropepatch.diagnose(tmp_path, measure=False).findings
@@ -233,17 +292,27 @@ def test_a_language_model_at_the_top_level_is_extended_completely(tmp_path):
     text = raw.pop("text_config")
     theta = text.pop("rope_parameters")["rope_theta"]
     file.write_text(
-        json.dumps({key: text[key] for key in text if key != "model_type"} | {"rope_theta": theta} | raw)
+        json.dumps(
+            {key: text[key] for key in text if key != "model_type"}
+            | {"rope_theta": theta}
+            | raw
+        )
     )
-    assert Checkpoint(tmp_path / "source").config.text.hidden_size == text["hidden_size"]
-    out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", method="linear").folder
+    assert (
+        Checkpoint(tmp_path / "source").config.text.hidden_size == text["hidden_size"]
+    )
+    out = ropepatch.extend(
+        tmp_path / "source", tmp_path / "out", to="4x", method="linear"
+    ).folder
     assert_as_patched(model, "linear", out)
 
 
 def test_a_plan_warns_of_flatter_attention_and_pickled_weights(tmp_path):
     config(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    flatter, pickle, *_ = ropepatch.plan(tmp_path, to="4x", attention_factor=0.1).warnings
+    flatter, pickle, *_ = ropepatch.plan(
+        tmp_path, to="4x", attention_factor=0.1
+    ).warnings
     assert flatter.startswith("attention factor 0.1 flattens attention")
     assert pickle.startswith("the weights are a pickle (pytorch_model.bin)")
 
@@ -252,7 +321,9 @@ def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_pa
     made = ropepatch.plan(config(tmp_path, LINEAR), to="2x", method="linear")
     assert made.rope_parameters["rope_type"] == "linear"
     assert made.rope_parameters["factor"] == 8.0
-    assert torch.equal(made.frequencies().inv_freq, made.source.config.rope.inv_freq() / 2)
+    assert torch.equal(
+        made.frequencies().inv_freq, made.source.config.rope.inv_freq() / 2
+    )
 
 
 # Local attention layers
@@ -292,11 +363,15 @@ def check_local_rope(model_type):
     model = tiny_model(model_type)
     found = Config.of(model).local_rope
     kinds = {*model.config.layer_types}
-    assert rotating_kinds(model) == (kinds if found.shared else kinds - {GLOBAL_LAYERS}), model_type
+    assert rotating_kinds(model) == (
+        kinds if found.shared else kinds - {GLOBAL_LAYERS}
+    ), model_type
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "gemma2"])
-def test_rotating_layers_are_those_whose_attention_depends_on_the_rotary_module(model_type):
+def test_rotating_layers_are_those_whose_attention_depends_on_the_rotary_module(
+    model_type,
+):
     check_local_rope(model_type)
 
 
@@ -313,16 +388,24 @@ def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
     model.save_pretrained(tmp_path)
     for made in (model, tmp_path):
         with pytest.raises(
-            RopepatchError, match=r"uses RoPE only in its sliding-window layers \(1 of 2, 64 tokens\)"
+            RopepatchError,
+            match=r"uses RoPE only in its sliding-window layers \(1 of 2, 64 tokens\)",
         ):
             ropepatch.plan(made, to="4x")
-        assert said(ropepatch.plan(made, to="4x", layers="sliding"), "are the only ones with RoPE")
-        assert not said(ropepatch.plan(made, to="4x", method="none"), "are the only ones with RoPE")
+        assert said(
+            ropepatch.plan(made, to="4x", layers="sliding"),
+            "are the only ones with RoPE",
+        )
+        assert not said(
+            ropepatch.plan(made, to="4x", method="none"), "are the only ones with RoPE"
+        )
     for verb in (
         ropepatch.patch,
         lambda *given, **named: ropepatch.extend(tmp_path, tmp_path / "out", to="4x"),
     ):
-        with pytest.raises(RopepatchError, match="uses RoPE only in its sliding-window layers"):
+        with pytest.raises(
+            RopepatchError, match="uses RoPE only in its sliding-window layers"
+        ):
             verb(model, to="4x")
     with ropepatch.patch(model, to="4x", layers="sliding"):
         assert model.config.max_position_embeddings == 4 * WINDOW
@@ -336,13 +419,17 @@ def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
 
 @pytest.mark.parametrize("factor", [1.0625, 4.0625, 7.8125, 1.3333])
 @pytest.mark.parametrize("method", ["yarn", "linear"])
-def test_a_factor_alone_sets_the_nearest_whole_target(factor, method, run_here, tmp_path):
+def test_a_factor_alone_sets_the_nearest_whole_target(
+    factor, method, run_here, tmp_path
+):
     folder = config(tmp_path, max_position_embeddings=32_768)
     made = ropepatch.plan(folder, factor=factor, method=method)
     assert made.target == round(factor * 32_768)
     assert made == ropepatch.plan(folder, method=make_scaling(method, factor=factor))
     assert not said(made, "not the target")
-    shown = run_here("plan", folder, "--method", method, "--set", f"factor={factor}", "--json")
+    shown = run_here(
+        "plan", folder, "--method", method, "--set", f"factor={factor}", "--json"
+    )
     assert json.loads(shown.stdout)["target"] == made.target
 
 
@@ -372,5 +459,7 @@ def test_without_scaling_only_the_lengths_change(stated, tmp_path):
 
 
 def test_a_yarn_without_its_own_length_is_written_with_it(tmp_path):
-    made = ropepatch.plan(config(tmp_path, {"rope_type": "yarn", "factor": 4.0}), to="2x", method="none")
+    made = ropepatch.plan(
+        config(tmp_path, {"rope_type": "yarn", "factor": 4.0}), to="2x", method="none"
+    )
     assert made.rope_parameters["original_max_position_embeddings"] == WINDOW

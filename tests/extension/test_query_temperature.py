@@ -25,7 +25,9 @@ def grown(model: torch.nn.Module) -> np.ndarray:
     ropes = [layer.self_attn.config.rope_parameters for layer in model.model.layers]
     scales = [
         stock.get_llama_4_attn_scale(
-            POSITIONS, rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+            POSITIONS,
+            rope["llama_4_scaling_beta"],
+            rope["original_max_position_embeddings"],
         )
         for rope in ropes
     ]
@@ -44,10 +46,17 @@ def model():
 def logits(model: torch.nn.Module) -> torch.Tensor:
     ids = torch.arange(1, 1 + POSITIONS.shape[1])[None]
     with torch.no_grad():
-        return model(ids, position_ids=POSITIONS, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        return model(
+            ids,
+            position_ids=POSITIONS,
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+        ).logits
 
 
-def test_an_extended_checkpoint_extends_again_with_its_query_temperature(model, tmp_path):
+def test_an_extended_checkpoint_extends_again_with_its_query_temperature(
+    model, tmp_path
+):
     model.save_pretrained(tmp_path / "source")
     for place, to in (("source", 128), ("once", 256)):
         out = {"source": "once", "once": "twice"}[place]

@@ -35,11 +35,15 @@ def curve(shared: Path):
     folder = shared / "checkpoints" / "babyllama-361"
     stories = stream_texts(shared / "texts" / "tinystories")
     model = Checkpoint(folder).load()
-    cut = cut_windows(Checkpoint(Path(folder)).tokenizer, stories, length=1024, count=None)
+    cut = cut_windows(
+        Checkpoint(Path(folder)).tokenizer, stories, length=1024, count=None
+    )
     read = [ids for _, ids in cut[:64]]
 
     @cache
-    def curve(method: str, parameters: tuple[tuple[str, object], ...] = ()) -> LossCurve:
+    def curve(
+        method: str, parameters: tuple[tuple[str, object], ...] = ()
+    ) -> LossCurve:
         plan = ropepatch.plan(model, to=1024, method=method, **dict(parameters))
         with ropepatch.patch(model, plan):
             return ropepatch.perplexity(model, None, read)
@@ -49,16 +53,28 @@ def curve(shared: Path):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("method", "parameters"), PUBLISHED)
-def test_perplexity_by_position_matches_published_measurements(curve, method, parameters):
+def test_perplexity_by_position_matches_published_measurements(
+    curve, method, parameters
+):
     buckets = (0, 128), (128, 256), (256, 512), (512, 1024)
-    measured = [curve(method, parameters).between(*bucket).perplexity for bucket in buckets]
-    assert measured == pytest.approx(PUBLISHED[method, parameters], abs=0.0051, rel=1e-4)
+    measured = [
+        curve(method, parameters).between(*bucket).perplexity for bucket in buckets
+    ]
+    assert measured == pytest.approx(
+        PUBLISHED[method, parameters], abs=0.0051, rel=1e-4
+    )
 
 
 @pytest.mark.slow
 def test_the_first_24_windows_give_the_loss_in_the_readme(curve):
-    published = {"none": (3.080, 4.554, 0.693), "ntk": (1.335, 2.851, 0.746), "yarn": (0.825, 0.838, 0.792)}
+    published = {
+        "none": (3.080, 4.554, 0.693),
+        "ntk": (1.335, 2.851, 0.746),
+        "yarn": (0.825, 0.838, 0.792),
+    }
     for method, nats in published.items():
         first = LossCurve(curve(method).nll[:24])
-        measured = [first.between(*span).value for span in ((0, 1024), (768, 1024), (0, 256))]
+        measured = [
+            first.between(*span).value for span in ((0, 1024), (768, 1024), (0, 256))
+        ]
         assert measured == pytest.approx(nats, abs=0.015), method

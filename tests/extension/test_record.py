@@ -53,7 +53,12 @@ def test_amending_keeps_unknown_keys(record, tmp_path):
 def test_no_path_of_this_machine_is_written(record, tmp_path):
     path = "/home/zorro/llama"
     trained = TRAINING | {"recipe": {"data": {"sources": [{"text": path}]}}}
-    write(tmp_path, record.amended(model=path, command=f"ropepatch extend {path} --to 1k", training=trained))
+    write(
+        tmp_path,
+        record.amended(
+            model=path, command=f"ropepatch extend {path} --to 1k", training=trained
+        ),
+    )
     assert "zorro" not in (tmp_path / FILE).read_text()
 
 
@@ -82,15 +87,29 @@ def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkey
     [
         {"earlier": RECORDS["extended"] | {"target": "32k"}},
         {"base": {"language": ["en", 3]}},
-        {"training": TRAINING | {"short_context": TRAINING["short_context"] | {"now": None}}},
-        {"engines": [{"engine": "vLLM", "reads": "yes", "note": "", "switches": ["-x; rm -rf ~"]}]},
+        {
+            "training": TRAINING
+            | {"short_context": TRAINING["short_context"] | {"now": None}}
+        },
+        {
+            "engines": [
+                {
+                    "engine": "vLLM",
+                    "reads": "yes",
+                    "note": "",
+                    "switches": ["-x; rm -rf ~"],
+                }
+            ]
+        },
         {"inv_freq": [True]},
         {"config_changes": {"rope_parameters": "yarn"}},
         *({"target": 10**30}, {"factor": 10**400}, {"version": "1"}, {"version": 2}),
     ],
     ids=str,
 )
-def test_a_value_of_the_wrong_type_or_a_later_version_is_rejected(damage, record, tmp_path):
+def test_a_value_of_the_wrong_type_or_a_later_version_is_rejected(
+    damage, record, tmp_path
+):
     with pytest.raises(RopepatchError) as caught:
         read(put(tmp_path, record.to_dict() | damage))
     assert caught.value.hint
@@ -102,7 +121,11 @@ def test_the_error_of_a_missing_key_names_it(record, tmp_path):
         read(put(tmp_path, content))
 
 
-@pytest.mark.parametrize("name", ["a=1)\nimport os; os.system('x')", "", "a b", "import", "1a", "*a"])
+@pytest.mark.parametrize(
+    "name", ["a=1)\nimport os; os.system('x')", "", "a b", "import", "1a", "*a"]
+)
 def test_a_parameter_that_is_not_an_identifier_is_rejected(name, record):
-    with pytest.raises(RopepatchError, match=r"has a parameter .*expected a plain name"):
+    with pytest.raises(
+        RopepatchError, match=r"has a parameter .*expected a plain name"
+    ):
         record.amended(parameters={name: 1.0})

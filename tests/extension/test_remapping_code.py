@@ -29,7 +29,11 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import Subject
 from ropepatch.extension import changes, writing
 from ropepatch.extension import record as records
-from ropepatch.extension.remapping_code import remapped_layers, remapping_code, remapping_keys
+from ropepatch.extension.remapping_code import (
+    remapped_layers,
+    remapping_code,
+    remapping_keys,
+)
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.model.kinds import CODE
@@ -43,12 +47,18 @@ ODD = ["smollm3", "gemma3_text", "gpt_neox", "glm", "qwen3_moe", "qwen3"]
 OFTEN = ["self-extend", "modified", "smollm3", "gemma3_text"]
 
 
-def write_remapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
+def write_remapped(
+    folder: Path, model: PreTrainedModel, name: str, **parameters: Any
+) -> torch.Tensor:
     """Write a remapped model as `extend` does, unverified; return the logits of the patched model."""
     surveyed = Config.of(model)
     target = 4 * surveyed.window
     handle = remap_positions(model, name, to=surveyed.window + 1, **parameters)
-    expected, layers, fitted = logits(model, IDS), remapped_layers(model), handle.distances
+    expected, layers, fitted = (
+        logits(model, IDS),
+        remapped_layers(model),
+        handle.distances,
+    )
     handle.remove()
     model.save_pretrained(folder)
     keys = remapping_keys(surveyed, fitted, target)
@@ -58,12 +68,26 @@ def write_remapped(folder: Path, model: PreTrainedModel, name: str, **parameters
     return expected
 
 
-def results_elsewhere(scratch: Path, folders: list[Path], *asked: str) -> dict[str, Any]:
+def results_elsewhere(
+    scratch: Path, folders: list[Path], *asked: str
+) -> dict[str, Any]:
     """The results of all or the named folders in a process without ropepatch."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONPATH"
+    }
     environment |= {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-P", "-s", SCRIPT, scratch / "answers.pt", ",".join(asked), *folders]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-P",
+        "-s",
+        SCRIPT,
+        scratch / "answers.pt",
+        ",".join(asked),
+        *folders,
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answers: dict[str, Any] = torch.load(scratch / "answers.pt")
     return answers
@@ -78,12 +102,17 @@ def here(tmp_path_factory) -> Path:
 def expected(here) -> dict[str, torch.Tensor]:
     """Results in memory; also writes the folders."""
     found = {
-        name: write_remapped(here / name, tiny_model("llama"), name, **SMALL[name]) for name in REMAPPINGS
+        name: write_remapped(here / name, tiny_model("llama"), name, **SMALL[name])
+        for name in REMAPPINGS
     }
     late = {"log_n": True, "attention_factor": 1.2}
-    found["modified"] = write_remapped(here / "modified", tiny_model("llama"), "rerope", window=8, **late)
+    found["modified"] = write_remapped(
+        here / "modified", tiny_model("llama"), "rerope", window=8, **late
+    )
     for family in ODD:
-        found[family] = write_remapped(here / family, tiny_model(family), "self-extend", window=7)
+        found[family] = write_remapped(
+            here / family, tiny_model(family), "self-extend", window=7
+        )
     return found
 
 
@@ -106,7 +135,9 @@ def answers(here, expected) -> Callable[[str], Any]:
         for name in [*REMAPPINGS, "modified", *ODD]
     ],
 )
-def test_a_saved_remapping_equals_the_patched_model_with_and_without_kv_cache(answers, expected, name):
+def test_a_saved_remapping_equals_the_patched_model_with_and_without_kv_cache(
+    answers, expected, name
+):
     assert apart(answers(name)["logits"], expected[name]) < 5e-5
     for way in ("cached", "one by one", "static"):
         assert apart(answers(name)[way], answers(name)["logits"]) < 5e-5
@@ -115,7 +146,10 @@ def test_a_saved_remapping_equals_the_patched_model_with_and_without_kv_cache(an
 def test_packed_documents_are_independent(answers):
     model = tiny_model("llama")
     remap_positions(model, "self-extend", to=65, **SMALL["self-extend"])
-    parts = [logits(model, IDS[:, :18], use_cache=False), logits(model, IDS[:, 18:], use_cache=False)]
+    parts = [
+        logits(model, IDS[:, :18], use_cache=False),
+        logits(model, IDS[:, 18:], use_cache=False),
+    ]
     assert apart(answers("self-extend")["packed"], torch.cat(parts, 1)) < 5e-5
 
 
@@ -134,7 +168,9 @@ def test_a_saved_remapping_generates_trains_saves_and_pickles(answers, expected)
     assert apart(more["gradients"], own) < 1e-4 * float(own.abs().max())
 
 
-@pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained])
+@pytest.mark.parametrize(
+    "load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained]
+)
 def test_loading_without_trust_remote_code_fails(here, expected, load):
     with pytest.raises(ValueError, match="contains custom code"):
         load(here / "self-extend", trust_remote_code=False)
@@ -151,8 +187,12 @@ def test_every_supported_architecture_is_saved_with_a_remapping(tmp_path):
         if surveyed.section is None and surveyed.model_type == model_type:
             remapped_by = tmp_path / model_type
             with contextlib.suppress(RopepatchError):  # which has its own test
-                expected[model_type] = write_remapped(remapped_by, model, "self-extend", window=7)
-    answers = results_elsewhere(tmp_path, [tmp_path / name for name in expected], "logits", "cached")
+                expected[model_type] = write_remapped(
+                    remapped_by, model, "self-extend", window=7
+                )
+    answers = results_elsewhere(
+        tmp_path, [tmp_path / name for name in expected], "logits", "cached"
+    )
     assert len(expected) > 40
     assert not {
         name: apart(answers[name]["logits"], expected[name])
@@ -190,13 +230,20 @@ def test_extend_writes_and_verifies_the_remapping_its_code_and_hash(source, exte
     assert config["max_position_embeddings"] == 256
     assert config["position_remapping"] == {
         "name": "self-extend",
-        "parameters": {"window": 16, "group": 11, "log_n": False, "attention_factor": 1.0},
+        "parameters": {
+            "window": 16,
+            "group": 11,
+            "log_n": False,
+            "attention_factor": 1.0,
+        },
         "window": 64,
         "target": 256,
         "layers": None,
         "layer_type": None,
     }
-    assert record.code == {CODE: hashlib.sha256((extended / CODE).read_bytes()).hexdigest()}
+    assert record.code == {
+        CODE: hashlib.sha256((extended / CODE).read_bytes()).hexdigest()
+    }
     assert (record.method, record.factor, record.target) == ("self-extend", 4.0, 256)
     assert record.verified is not None
     assert record.verified.compared
@@ -209,35 +256,56 @@ def test_extend_writes_and_verifies_the_remapping_its_code_and_hash(source, exte
 
 
 def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
-    wrong = remapping_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
+    wrong = remapping_code("llama", "model.rotary_emb").replace(
+        "m // group + shift", "m // group"
+    )
     monkeypatch.setattr(changes, "remapping_code", lambda *_: wrong)
     made = ropepatch.plan(source, to="4x", method="self-extend")
-    with pytest.raises(RopepatchError, match="computes other logits from the written checkpoint"):
+    with pytest.raises(
+        RopepatchError, match="computes other logits from the written checkpoint"
+    ):
         writing.write(made, tmp_path / "out")
-    monkeypatch.setattr(changes, "remapping_code", lambda *_: "raise SystemError('broken')")
+    monkeypatch.setattr(
+        changes, "remapping_code", lambda *_: "raise SystemError('broken')"
+    )
     made = ropepatch.plan(source, to="4x", method="self-extend")
-    with pytest.raises(RopepatchError, match=r"transformers cannot run the written checkpoint: .*broken"):
+    with pytest.raises(
+        RopepatchError,
+        match=r"transformers cannot run the written checkpoint: .*broken",
+    ):
         writing.write(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(source, tmp_path, monkeypatch):
+def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(
+    source, tmp_path, monkeypatch
+):
     def refused(folder: Path, words: str, **options: Any) -> None:
         made = ropepatch.plan(folder, to="4x", method="rerope")
         with pytest.raises(RopepatchError, match=words):
             writing.write(made, tmp_path / "out", **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("ropepatch.extension.verification.available_bytes", lambda: 1000)
+        patched.setattr(
+            "ropepatch.extension.verification.available_bytes", lambda: 1000
+        )
         refused(source, "needs .* GB of memory")
-    quantised, foreign = (shutil.copytree(source, tmp_path / name) for name in ("quantised", "foreign"))
-    edit_json(quantised / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    quantised, foreign = (
+        shutil.copytree(source, tmp_path / name) for name in ("quantised", "foreign")
+    )
+    edit_json(
+        quantised / "config.json",
+        quantization_config={"quant_method": "gptq", "bits": 4},
+    )
     refused(quantised, "its weights are q")
     (foreign / "custom_generate").mkdir()
     ran = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef generate(model, **given): ..."
     (foreign / "custom_generate" / "generate.py").write_text(ran)
     refused(foreign, r"generate\.py contains other code", include=["custom_generate/*"])
-    edit_json(foreign / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil/repo--t.T", None]})
+    edit_json(
+        foreign / "tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["evil/repo--t.T", None]},
+    )
     refused(foreign, r"tokenizer_config\.json contains other code")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
 
@@ -245,7 +313,12 @@ def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(sour
 # Loaded by ropepatch
 
 WINDOWED = {"window": 16, "log_n": False, "attention_factor": 1.0}
-SAID: dict[str, Any] = {"name": "rerope", "parameters": WINDOWED, "window": 64, "target": 256}
+SAID: dict[str, Any] = {
+    "name": "rerope",
+    "parameters": WINDOWED,
+    "window": 64,
+    "target": 256,
+}
 SAID |= {"layers": None, "layer_type": None}
 
 
@@ -274,7 +347,10 @@ def test_ropepatch_loads_the_remapping_without_running_the_code(source, copied):
     ],
 )
 def test_a_remapped_checkpoint_cannot_be_extended_again(extended, tmp_path, put_on_top):
-    with pytest.raises(RopepatchError, match=r"has a position remapping already .self-extend to 256 tokens"):
+    with pytest.raises(
+        RopepatchError,
+        match=r"has a position remapping already .self-extend to 256 tokens",
+    ):
         put_on_top(extended, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -289,8 +365,12 @@ class LoadedWithTrust(LlamaConfig):
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_a_remapped_model_loaded_by_transformers_cannot_be_patched(method):
     model = tiny_model("llama")
-    model.config = LoadedWithTrust(**model.config.to_dict() | {"position_remapping": SAID})
-    model.__class__ = type("RemappedLlamaForCausalLM", (type(model),), {})  # from no module of transformers
+    model.config = LoadedWithTrust(
+        **model.config.to_dict() | {"position_remapping": SAID}
+    )
+    model.__class__ = type(
+        "RemappedLlamaForCausalLM", (type(model),), {}
+    )  # from no module of transformers
     with pytest.raises(RopepatchError, match="has a position remapping already"):
         ropepatch.patch(model, method, to=1024)
 
@@ -298,7 +378,13 @@ def test_a_remapped_model_loaded_by_transformers_cannot_be_patched(method):
 @pytest.mark.parametrize(
     "said",
     [
-        *(None, 3, {"name": "rerope"}, {"name": "x", "parameters": {}, "window": 2.5}, SAID | {"name": "x"}),
+        *(
+            None,
+            3,
+            {"name": "rerope"},
+            {"name": "x", "parameters": {}, "window": 2.5},
+            SAID | {"name": "x"},
+        ),
         *(SAID | {"window": window} for window in (0, 99999)),
         *(SAID | {"layers": layers} for layers in ([], ["x"], [0], [0, 99])),
         SAID | {"layer_type": "sliding_attention"},
@@ -316,7 +402,11 @@ def test_an_invalid_remapping_in_config_json_is_rejected(copied, said):
 
 
 def test_a_remapping_of_a_model_with_a_shorter_sliding_window_is_rejected(copied):
-    edit_json(copied / "config.json", model_type="mistral-position-remapping", sliding_window=16)
+    edit_json(
+        copied / "config.json",
+        model_type="mistral-position-remapping",
+        sliding_window=16,
+    )
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
 
@@ -345,7 +435,9 @@ def test_an_own_remapping_needs_a_function_and_stays_in_memory(tmp_path, monkeyp
 
     monkeypatch.setitem(modeling.REMAPPINGS, "mine", bands)
     ropepatch.patch(model, Mine(), to=256).remove()
-    plan = ropepatch.plan(str(write_checkpoint(tmp_path / "src")), method=Mine(), to=256)
+    plan = ropepatch.plan(
+        str(write_checkpoint(tmp_path / "src")), method=Mine(), to=256
+    )
     with pytest.raises(RopepatchError, match="mine cannot be saved"):
         ropepatch.extend(plan, tmp_path / "out", say=lambda line: None)
     assert not (tmp_path / "out").exists()

@@ -29,7 +29,9 @@ def written(model, folder, **request):
     """The config.json of a model saved with a plan, and the model that stock transformers reloads."""
     model.save_pretrained(folder / "source")
     out = write(ropepatch.plan(folder / "source", **request), folder / "out").path
-    return json.loads((out / "config.json").read_text()), AutoModelForCausalLM.from_pretrained(out).eval()
+    return json.loads(
+        (out / "config.json").read_text()
+    ), AutoModelForCausalLM.from_pretrained(out).eval()
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4}
@@ -42,24 +44,37 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4}
         ("hunyuan_v1_dense", {"factor": 1.0, "alpha": 1000.0}, 1e4 * 1000 ** (16 / 14)),
     ],
 )
-def test_dynamic_rope_is_extended_like_unscaled_rope(tmp_path, model_type, stated, theta):
+def test_dynamic_rope_is_extended_like_unscaled_rope(
+    tmp_path, model_type, stated, theta
+):
     needs(model_type)
-    model = tiny_model(model_type, max_position_embeddings=WINDOW, rope_parameters=DYNAMIC | stated)
+    model = tiny_model(
+        model_type, max_position_embeddings=WINDOW, rope_parameters=DYNAMIC | stated
+    )
     made = ropepatch.plan(model, to="2x")
     expected = theta ** -(np.arange(0, 16, 2) / 16)
     np.testing.assert_allclose(made.source.config.rope.inv_freq(), expected, rtol=3e-7)
-    assert bool([line for line in made.warnings if "replaces its dynamic scaling" in line]) == (
-        "alpha" not in stated
-    )
+    assert bool(
+        [line for line in made.warnings if "replaces its dynamic scaling" in line]
+    ) == ("alpha" not in stated)
     raw, reloaded = written(model, tmp_path, to="2x")
-    assert raw["rope_parameters"].items() >= {"rope_type": "yarn", "factor": 2.0}.items()
+    assert (
+        raw["rope_parameters"].items() >= {"rope_type": "yarn", "factor": 2.0}.items()
+    )
     assert "alpha" not in raw["rope_parameters"]
     with ropepatch.patch(model, to="2x"):
         assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
 
 
-LISTS = {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1.0, 2, 3, 4, 5, 6, 7, 8]}
-SWITCHING = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16} | LISTS
+LISTS = {
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 2, 3, 4, 5, 6, 7, 8],
+}
+SWITCHING = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 16,
+} | LISTS
 
 
 @pytest.mark.parametrize("method", ["ntk", "yarn"])
@@ -68,49 +83,76 @@ def test_only_the_long_list_of_a_switching_longrope_is_scaled(tmp_path, method):
     model = tiny_model("phi3", rope_parameters=SWITCHING, **own)
     raw, reloaded = written(model, tmp_path, to=TARGET, method=method)
     rope = raw["rope_parameters"]
-    assert (rope["short_factor"], rope["original_max_position_embeddings"]) == (LISTS["short_factor"], 16)
-    if method == "ntk":  # no attention factor: logits of short texts are bit-identical to before
+    assert (rope["short_factor"], rope["original_max_position_embeddings"]) == (
+        LISTS["short_factor"],
+        16,
+    )
+    if (
+        method == "ntk"
+    ):  # no attention factor: logits of short texts are bit-identical to before
         assert torch.equal(logits(reloaded, 16), logits(model, 16))
         expected = np.array(LISTS["long_factor"]) * 2 ** (np.arange(8) / 7)
         np.testing.assert_allclose(rope["long_factor"], expected, rtol=3e-7)
     before = logits(model, TARGET)
     with ropepatch.patch(model, method, to=TARGET) as patch:
         assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
-        parameters = model.config.rope_parameters  # the patch has one list, and warns about it
+        parameters = (
+            model.config.rope_parameters
+        )  # the patch has one list, and warns about it
         assert parameters["short_factor"] == parameters["long_factor"]
-        assert any("keep the frequencies of short_factor" in line for line in patch.plan.warnings)
+        assert any(
+            "keep the frequencies of short_factor" in line
+            for line in patch.plan.warnings
+        )
     assert torch.equal(logits(model, TARGET), before)
 
 
 def test_training_rejects_frequencies_that_switch_lists(tmp_path):
     own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
-    tiny_model("phi3", rope_parameters=SWITCHING, **own).save_pretrained(tmp_path / "source")
+    tiny_model("phi3", rope_parameters=SWITCHING, **own).save_pretrained(
+        tmp_path / "source"
+    )
     with pytest.raises(RopepatchError, match="follows the length") as refused:
-        ropepatch.train(tmp_path / "source", out=tmp_path / "out", to=TARGET, recipe="tiny")
+        ropepatch.train(
+            tmp_path / "source", out=tmp_path / "out", to=TARGET, recipe="tiny"
+        )
     assert "its long_factor for short_factor" in refused.value.hint
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 YARN |= {"beta_fast": 16.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.707}
 
 
 def test_the_types_with_a_softmax_scale_by_the_factor_are_listed():
     """In the sources of transformers, relatives of DeepSeek multiply all logits by mscale_all_dim."""
     files = {
-        name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py") for name in CAUSAL_LM_TYPES
+        name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py")
+        for name in CAUSAL_LM_TYPES
     }
     reading = {
-        name for name, found in files.items() if any("mscale_all_dim" in file.read_text() for file in found)
+        name
+        for name, found in files.items()
+        if any("mscale_all_dim" in file.read_text() for file in found)
     }
     assert {"deepseek_v3", "longcat_flash", "youtu"} <= reading <= TIED
 
 
 @pytest.mark.parametrize("model_type", sorted({*TIED} & {*CAUSAL_LM_TYPES}))
-def test_yarn_with_a_tied_softmax_scale_is_applied_anew_with_a_larger_factor(tmp_path, model_type):
+def test_yarn_with_a_tied_softmax_scale_is_applied_anew_with_a_larger_factor(
+    tmp_path, model_type
+):
     model = tiny_model(model_type, rope_parameters=YARN, max_position_embeddings=WINDOW)
     raw, reloaded = written(model, tmp_path, to="2x")
     softmax = 0.1 * 0.707 * np.log(8) + 1
-    expected = YARN | {"factor": 8.0, "attention_factor": pytest.approx((0.1 * np.log(8) + 1) / softmax)}
+    expected = YARN | {
+        "factor": 8.0,
+        "attention_factor": pytest.approx((0.1 * np.log(8) + 1) / softmax),
+    }
     assert reloaded.config.max_position_embeddings == TARGET
     assert {key: raw["rope_parameters"][key] for key in expected} == expected
     before = logits(model, TARGET)
@@ -132,7 +174,10 @@ def test_a_tied_softmax_scale_allows_only_yarn_and_other_types_ignore_the_key():
     made = ropepatch.plan(other, to="2x", method="linear")
     assert made.source.config.rope.is_scaled
     torch.testing.assert_close(
-        made.frequencies().inv_freq, made.source.config.rope.inv_freq() / 2, rtol=3e-7, atol=0
+        made.frequencies().inv_freq,
+        made.source.config.rope.inv_freq() / 2,
+        rtol=3e-7,
+        atol=0,
     )
 
 
@@ -144,24 +189,38 @@ def test_a_tied_softmax_scale_allows_only_yarn_and_other_types_ignore_the_key():
     [
         ("none", "proportional", lambda i: np.ones(4)),
         ("linear", "proportional", lambda i: np.full(4, 8.0)),
-        ("ntk", "proportional", lambda i: 8.0 ** (i / 3)),  # the slowest pair that rotates fully
+        (
+            "ntk",
+            "proportional",
+            lambda i: 8.0 ** (i / 3),
+        ),  # the slowest pair that rotates fully
         ("ntk-fixed", "longrope", lambda i: 8.0 ** ((i + 1) / 4)),
-        ("yarn", "longrope", lambda i: 1 / (1 - i / 3 * (1 - 1 / 8))),  # by rotations, beta 32 to 1: 0 to 3
+        (
+            "yarn",
+            "longrope",
+            lambda i: 1 / (1 - i / 3 * (1 - 1 / 8)),
+        ),  # by rotations, beta 32 to 1: 0 to 3
         ("p-rope", "longrope", lambda i: np.array([1, 1, 1, np.inf])),
     ],
 )
-def test_only_the_rotating_pairs_of_proportional_rope_are_scaled(tmp_path, method, kind, divided):
+def test_only_the_rotating_pairs_of_proportional_rope_are_scaled(
+    tmp_path, method, kind, divided
+):
     needs("gemma4_text")
     model = tiny_model("gemma4_text", max_position_embeddings=WINDOW)
     stated = model.config.rope_parameters["full_attention"]
     made = ropepatch.plan(model, to="8x", method=method)
     i = np.arange(4)  # a quarter of a head of 32 numbers
     rotating = stated["rope_theta"] ** (-2 * i / 32) / divided(i)
-    np.testing.assert_allclose(made.frequencies().inv_freq[:4], rotating, rtol=1e-6, atol=1e-25)
+    np.testing.assert_allclose(
+        made.frequencies().inv_freq[:4], rotating, rtol=1e-6, atol=1e-25
+    )
     assert made.frequencies().inv_freq[4:].max() < 1e-25
     assert not made.source.config.rope.is_scaled
     raw, reloaded = written(model, tmp_path, to="8x", method=method)
-    kinds = {layers: rope["rope_type"] for layers, rope in raw["rope_parameters"].items()}
+    kinds = {
+        layers: rope["rope_type"] for layers, rope in raw["rope_parameters"].items()
+    }
     assert kinds == {"full_attention": kind, "sliding_attention": "default"}
     with ropepatch.patch(model, made):
         assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))

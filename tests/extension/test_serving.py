@@ -60,16 +60,25 @@ def test_overridden_keys_equal_the_written_config(engine, case, parameters):
     plan = planned(case, **parameters)
     given = options("\n".join(serving(plan, engine).commands))
     raw, target = plan.config.raw, plan.target
-    config = {key: value for key, value in raw.items() if key not in ("rope_theta", "rope_scaling")}
+    config = {
+        key: value
+        for key, value in raw.items()
+        if key not in ("rope_theta", "rope_scaling")
+    }
     config |= json.loads(given[OVERRIDES[engine]])
     overridden = RULES[ROW[engine]](config, target, int(given[LENGTH[engine]]))
     written = RULES[ROW[engine]](plan.apply(raw), target, target)
     assert np.array_equal(overridden.inv_freq, written.inv_freq)
-    assert (overridden.attention_factor, overridden.reach) == (written.attention_factor, target)
+    assert (overridden.attention_factor, overridden.reach) == (
+        written.attention_factor,
+        target,
+    )
 
 
 @pytest.mark.parametrize(("case", "parameters"), SAYABLE.items())
-def test_the_options_of_llama_cpp_give_frequencies_and_attention_factor(case, parameters):
+def test_the_options_of_llama_cpp_give_frequencies_and_attention_factor(
+    case, parameters
+):
     plan = planned(case, **parameters)
     check_switches(serving(plan, "llama.cpp").commands[-1], plan)
 
@@ -80,11 +89,19 @@ def check_switches(command, plan):
     kind, d = given["--rope-scaling"], plan.source.config.rope.rotary_dim
     expected, a = plain(theta, d) / scale, 1.0
     if kind == "yarn":
-        said = {"factor": scale, "original_max_position_embeddings": int(given["--yarn-orig-ctx"])}
+        said = {
+            "factor": scale,
+            "original_max_position_embeddings": int(given["--yarn-orig-ctx"]),
+        }
         usual = {"beta_fast": 32, "beta_slow": 1}
-        betas = {key: float(given.get(f"--yarn-{key.replace('_', '-')}", usual[key])) for key in usual}
+        betas = {
+            key: float(given.get(f"--yarn-{key.replace('_', '-')}", usual[key]))
+            for key in usual
+        }
         expected, a = yarn(theta, d, said | betas, truncate=True), by_yarn(scale)
-    a *= float(given.get("llama.rope.scaling.attn_factor", "float:1").removeprefix("float:"))
+    a *= float(
+        given.get("llama.rope.scaling.attn_factor", "float:1").removeprefix("float:")
+    )
     ours = plan.frequencies()
     assert np.allclose(ours.inv_freq.double().numpy(), expected, rtol=1e-6, atol=0)
     assert ours.attention_factor == pytest.approx(a, rel=1e-6)
@@ -108,7 +125,10 @@ MODELS = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "max_position_embeddings": 160},
     "scaled llama": {"model_type": "llama", "rope_scaling": LLAMA_3},
-    "linear llama": {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "linear llama": {
+        "model_type": "llama",
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
     "gemma": {"model_type": "gemma3_text"},
     "exaone4": {"model_type": "exaone4"},
 }
@@ -134,26 +154,50 @@ OTHER: dict[str, Any] = {  # another value of each parameter
 
 def options_of(method: str) -> list[dict[str, Any]]:
     """The parameters of a method that it needs, and these with another value of each further one."""
-    needed = {key: getattr(example(method, DIM // 2), key) for key in METHODS[method].required()}
+    needed = {
+        key: getattr(example(method, DIM // 2), key)
+        for key in METHODS[method].required()
+    }
     further = METHODS[method].defaults().keys() - needed.keys() - {"rope_theta"}
     others = [{key: OTHER[key]} for key in sorted(further)]
     return [needed | other for other in ({}, *others, {"factor": 3.0})]
 
 
 ASKED = [
-    *(("llama", {"method": name} | given) for name in METHODS for given in options_of(name)),
+    *(
+        ("llama", {"method": name} | given)
+        for name in METHODS
+        for given in options_of(name)
+    ),
     *(("qwen2", {"method": name}) for name in METHODS if name in formulas()),
-    *(("qwen3", {"method": name, "original": WINDOW}) for name in ("yarn", "ntk", "linear", "llama3")),
-    *(("scaled llama", {"method": name}) for name in ("none", "linear", "ntk", "yarn", "p-rope")),
-    *(("linear llama", {"method": name}) for name in ("none", "linear", "ntk", "yarn", "llama3")),
+    *(
+        ("qwen3", {"method": name, "original": WINDOW})
+        for name in ("yarn", "ntk", "linear", "llama3")
+    ),
+    *(
+        ("scaled llama", {"method": name})
+        for name in ("none", "linear", "ntk", "yarn", "p-rope")
+    ),
+    *(
+        ("linear llama", {"method": name})
+        for name in ("none", "linear", "ntk", "yarn", "llama3")
+    ),
     *(("gemma", {"method": name}) for name in ("linear", "ntk", "yarn", "llama3")),
-    *(("exaone4", {"method": name, "layers": "sliding"}) for name in ("linear", "yarn")),
+    *(
+        ("exaone4", {"method": name, "layers": "sliding"})
+        for name in ("linear", "yarn")
+    ),
 ]
 
 
 def model_folder(place: Path, name: str) -> Path:
     """A folder with the config.json of a small model."""
-    size = {"vocab_size": 16, "hidden_size": 4 * DIM, "intermediate_size": 32, "num_hidden_layers": 6}
+    size = {
+        "vocab_size": 16,
+        "hidden_size": 4 * DIM,
+        "intermediate_size": 32,
+        "num_hidden_layers": 6,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM}
     known = {"max_position_embeddings": WINDOW, "rope_theta": BASE} | MODELS[name]
     place.mkdir()
@@ -163,9 +207,15 @@ def model_folder(place: Path, name: str) -> Path:
 
 def convert(plan: Plan, place: Path) -> None:
     """Write the file that llama.cpp's converter makes of a model."""
-    rope, architecture = plan.config.rope, plan.source.config.model_type.removesuffix("_text")
+    rope, architecture = (
+        plan.config.rope,
+        plan.source.config.model_type.removesuffix("_text"),
+    )
     stated = plan.config.raw.get("rope_scaling") or {}
-    keys: dict[str, Any] = {"rope.freq_base": rope.rope_theta, "context_length": plan.source.config.reach}
+    keys: dict[str, Any] = {
+        "rope.freq_base": rope.rope_theta,
+        "context_length": plan.source.config.reach,
+    }
     if plan.source.config.original_window:
         keys["context_length"] = plan.source.config.stated_length
     if stated.get("rope_type") == "linear":
@@ -177,7 +227,9 @@ def convert(plan: Plan, place: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "asked"), ASKED, ids=str)
-def test_a_printed_command_gives_the_plan_that_is_shown(name, asked, tmp_path, run_here):
+def test_a_printed_command_gives_the_plan_that_is_shown(
+    name, asked, tmp_path, run_here
+):
     plan = ropepatch.plan(model_folder(tmp_path / "model", name), to=TARGET, **asked)
     lines = [line for engine in ENGINES for line in serving(plan, engine).commands]
     for line in dict.fromkeys(lines):
@@ -192,16 +244,26 @@ def test_a_printed_command_gives_the_plan_that_is_shown(name, asked, tmp_path, r
         done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
         made, wanted = json.loads(done.stdout), plan.frequencies()
         assert made["target"] == plan.target
-        np.testing.assert_allclose(made["inv_freq"], wanted.inv_freq, rtol=2e-6, atol=1e-20)
-        assert made["attention_factor"] == pytest.approx(wanted.attention_factor, rel=1e-6)
+        np.testing.assert_allclose(
+            made["inv_freq"], wanted.inv_freq, rtol=2e-6, atol=1e-20
+        )
+        assert made["attention_factor"] == pytest.approx(
+            wanted.attention_factor, rel=1e-6
+        )
 
 
-def test_the_command_for_a_hub_model_names_its_commit(shards, tmp_path, run_here, monkeypatch):
+def test_the_command_for_a_hub_model_names_its_commit(
+    shards, tmp_path, run_here, monkeypatch
+):
     with hub_server.serving(Hub("a/model", shards)) as hub:
         speak_to(hub, monkeypatch)
         files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files
+        )
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub")
+        )
         plan = ropepatch.plan("a/model", to=256, revision="main")
         (command, _) = serving(plan, "mlx-lm").commands
         assert f"--revision {plan.source.revision}" in command
@@ -210,13 +272,21 @@ def test_the_command_for_a_hub_model_names_its_commit(shards, tmp_path, run_here
 
 
 @pytest.mark.parametrize(
-    ("method", "more"), [("llama3", {}), ("ntk-fixed", {}), ("yarn", {"truncate": False})]
+    ("method", "more"),
+    [("llama3", {}), ("ntk-fixed", {}), ("yarn", {"truncate": False})],
 )
 @pytest.mark.parametrize("engine", GGUF_ENGINES)
-def test_llama_cpp_serves_no_table_in_a_graph_that_reads_none(engine, method, more, tmp_path):
-    plan = ropepatch.plan(model_folder(tmp_path / "model", "qwen2"), to="4x", method=method, **more)
+def test_llama_cpp_serves_no_table_in_a_graph_that_reads_none(
+    engine, method, more, tmp_path
+):
+    plan = ropepatch.plan(
+        model_folder(tmp_path / "model", "qwen2"), to="4x", method=method, **more
+    )
     served = serving(plan, engine)
-    assert (served.commands, served.why_not) == ((), f"llama.cpp's qwen2 does not support this {method}")
+    assert (served.commands, served.why_not) == (
+        (),
+        f"llama.cpp's qwen2 does not support this {method}",
+    )
     row = next(line for line in plan.engines if line.engine == "llama.cpp")
     assert row.reads == ("partly" if method == "yarn" else "no")
 
@@ -244,27 +314,38 @@ def test_a_scaling_replaces_dual_chunk_attention_and_needs_a_written_checkpoint(
     plan = ropepatch.plan(tmp_path / "model", to=256, method=method)
     assert plan.source.config.window == 32
     for engine in ("vllm", "sglang"):
-        assert serving(plan, engine).commands[0].startswith("ropepatch extend") != is_kept
+        assert (
+            serving(plan, engine).commands[0].startswith("ropepatch extend") != is_kept
+        )
     out = ropepatch.extend(plan, tmp_path / "out", reading=False).folder
-    assert ("dual_chunk_attention_config" in json.loads((out / "config.json").read_text())) == is_kept
+    assert (
+        "dual_chunk_attention_config" in json.loads((out / "config.json").read_text())
+    ) == is_kept
 
 
 def test_options_of_llama_cpp_do_not_reach_sliding_window_layers(tmp_path):
-    file = write_gguf(tmp_path / "a.gguf", "gpt-oss", **{"attention.sliding_window": 32})
+    file = write_gguf(
+        tmp_path / "a.gguf", "gpt-oss", **{"attention.sliding_window": 32}
+    )
     served = serving(ropepatch.plan(file, to="4x"), "llama.cpp")
     assert "sliding-window layers" in served.why_not
     assert served.commands[0].startswith("ropepatch extend ")
 
 
 def test_linear_options_scale_on_top_of_a_table_in_the_file(tmp_path):
-    plan = ropepatch.plan(model_folder(tmp_path / "model", "scaled llama"), to=TARGET, method="linear")
+    plan = ropepatch.plan(
+        model_folder(tmp_path / "model", "scaled llama"), to=TARGET, method="linear"
+    )
     given = options(serving(plan, "llama.cpp").commands[-1])
     scale = float(given["--rope-scale"])
-    assert np.allclose(plan.frequencies().inv_freq, plan.config.rope.inv_freq() / scale, rtol=1e-6)
+    assert np.allclose(
+        plan.frequencies().inv_freq, plan.config.rope.inv_freq() / scale, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    ("method", "engine"), [("rerope", engine) for engine in ENGINES] + [("dynamic", "vllm")]
+    ("method", "engine"),
+    [("rerope", engine) for engine in ENGINES] + [("dynamic", "vllm")],
 )
 def test_an_unsupported_plan_has_no_command(method, engine):
     served = serving(ropepatch.plan("tiny", to="4x", method=method), engine)

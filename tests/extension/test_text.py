@@ -25,7 +25,9 @@ SCALED = LlamaConfig(
 
 
 def test_a_plan_names_the_earlier_scaling_and_the_scaled_layers():
-    scaled, layered = (str(ropepatch.plan(one, to=4096, method="linear")) for one in (SCALED, LAYERED))
+    scaled, layered = (
+        str(ropepatch.plan(one, to=4096, method="linear")) for one in (SCALED, LAYERED)
+    )
     assert "attention factor 1.1300 -> 1.1300" in scaled
     assert "scales RoPE in the full_attention layers only" in layered
 

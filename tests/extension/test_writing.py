@@ -10,11 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, write_checkpoint
+from checkpoint_folders import (
+    PAIRS,
+    VOCABULARY,
+    WINDOW,
+    contents,
+    edit_json,
+    write_checkpoint,
+)
 from methods import example
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -50,7 +62,9 @@ def read(path: Path) -> dict:
 
 
 def logits(model, length: int = TARGET) -> torch.Tensor:
-    ids = torch.randint(3, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        3, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(1)
+    )
     with torch.inference_mode():
         return model(ids, use_cache=False).logits
 
@@ -102,16 +116,22 @@ def test_a_sharded_checkpoint_keeps_its_shards_and_its_index(tmp_path, out):
     shards = sorted(path.name for path in sharded.glob("*.safetensors*"))
     assert len(shards) > 3
     assert sorted(path.name for path in out.glob("*.safetensors*")) == shards
-    assert all((out / name).read_bytes() == (sharded / name).read_bytes() for name in shards)
+    assert all(
+        (out / name).read_bytes() == (sharded / name).read_bytes() for name in shards
+    )
     assert_as_patched(sharded, made, out)
 
 
 def test_a_bfloat16_checkpoint_stays_bfloat16_and_reloads_equal(tmp_path, out):
     write_checkpoint(tmp_path / "float32")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "float32", dtype=torch.bfloat16
+    )
     model.save_pretrained(tmp_path / "source")
     extend(tmp_path / "source", out)
-    assert AutoModelForCausalLM.from_pretrained(out, dtype="auto").dtype == torch.bfloat16
+    assert (
+        AutoModelForCausalLM.from_pretrained(out, dtype="auto").dtype == torch.bfloat16
+    )
     assert read(out / "ropepatch.json")["verified"]["logits"] == "equal"
 
 
@@ -131,8 +151,15 @@ def test_linear_scaling_composes_on_an_extended_checkpoint(source, out, tmp_path
 
 
 def test_other_keys_of_config_json_do_not_change(source, out):
-    edit_json(source / "config.json", a_stranger="keeps its key", architectures=["LlamaForCausalLM"])
-    before, after = read(source / "config.json"), read(extend(source, out) / "config.json")
+    edit_json(
+        source / "config.json",
+        a_stranger="keeps its key",
+        architectures=["LlamaForCausalLM"],
+    )
+    before, after = (
+        read(source / "config.json"),
+        read(extend(source, out) / "config.json"),
+    )
     changed = {key for key in before | after if before.get(key) != after.get(key)}
     lengths = {"max_position_embeddings", "original_max_position_embeddings"}
     assert changed == lengths | {"rope_parameters", "rope_scaling", "rope_theta"}
@@ -147,12 +174,25 @@ def test_tokenizer_and_generation_config_have_the_target_length(source, out):
     assert tokenizers[0] | {"model_max_length": TARGET} == tokenizers[1]
 
 
-def test_another_generation_length_is_kept_and_missing_files_are_not_created(source, out, tmp_path):
-    edit_json(source / "generation_config.json", max_length=20, temperature=0.5, do_sample=True)
-    assert read(extend(source, out) / "generation_config.json") == read(source / "generation_config.json")
+def test_another_generation_length_is_kept_and_missing_files_are_not_created(
+    source, out, tmp_path
+):
+    edit_json(
+        source / "generation_config.json",
+        max_length=20,
+        temperature=0.5,
+        do_sample=True,
+    )
+    assert read(extend(source, out) / "generation_config.json") == read(
+        source / "generation_config.json"
+    )
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (source / name).unlink()
-    assert left(extend(source, tmp_path / "bare")) == ["config.json", WEIGHTS, "ropepatch.json"]
+    assert left(extend(source, tmp_path / "bare")) == [
+        "config.json",
+        WEIGHTS,
+        "ropepatch.json",
+    ]
 
 
 def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, out):
@@ -161,32 +201,61 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
     record = read(out / "ropepatch.json")
     assert record == json.loads(made.to_json()) | {
         "model": source.name,  # no path of this machine for a folder
-        "verified": {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0},
+        "verified": {
+            "frequencies": "equal",
+            "logits": "equal",
+            "compared": True,
+            "difference": 0.0,
+        },
         "versions": record["versions"],
         "base": {},
         "weights": fingerprint(read_headers(out)),
-        "checksums": {WEIGHTS: hashlib.sha256((out / WEIGHTS).read_bytes()).hexdigest()},
+        "checksums": {
+            WEIGHTS: hashlib.sha256((out / WEIGHTS).read_bytes()).hexdigest()
+        },
         "version": 1,
     }
     assert record["versions"].keys() == {"ropepatch", "transformers", "torch"}
     written = read(out / "config.json")
-    assert {key: written[key] for key in record["config_changes"]} == record["config_changes"]
+    assert {key: written[key] for key in record["config_changes"]} == record[
+        "config_changes"
+    ]
 
 
-def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_out(source, out):
-    for name in ("pytorch_model.bin", "model.gguf", "README.md", ".gitattributes", "flax_model.msgpack"):
+def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_out(
+    source, out
+):
+    for name in (
+        "pytorch_model.bin",
+        "model.gguf",
+        "README.md",
+        ".gitattributes",
+        "flax_model.msgpack",
+    ):
         (source / name).write_text("not to be copied")
     (source / "LICENSE").write_text("copied")
     (source / "chat_template.jinja").write_text("copied")
     (source / "original").mkdir()
     (source / "additional_chat_templates").mkdir()
-    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
-    (source / "vocab.txt").symlink_to(source / "tokenizer.json")  # a link within the checkpoint is followed
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text(
+        "{{ messages }}"
+    )
+    (source / "vocab.txt").symlink_to(
+        source / "tokenizer.json"
+    )  # a link within the checkpoint is followed
     files = left(extend(source, out))
     assert (out / "vocab.txt").read_bytes() == (source / "tokenizer.json").read_bytes()
-    assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ messages }}"
+    assert (
+        out / "additional_chat_templates" / "tool_use.jinja"
+    ).read_text() == "{{ messages }}"
     assert set(files) == {
-        *("LICENSE", "additional_chat_templates", "vocab.txt", "chat_template.jinja", WEIGHTS),
+        *(
+            "LICENSE",
+            "additional_chat_templates",
+            "vocab.txt",
+            "chat_template.jinja",
+            WEIGHTS,
+        ),
         *("config.json", "generation_config.json", "ropepatch.json"),
         *("tokenizer.json", "tokenizer_config.json"),
     }
@@ -195,7 +264,11 @@ def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_o
 # --- the source and the copy of its weights ---
 
 
-STATED = {"license": "llama2", "language": ["en", "de"], "license_link": "https://example.org/l"}
+STATED = {
+    "license": "llama2",
+    "language": ["en", "de"],
+    "license_link": "https://example.org/l",
+}
 
 
 @pytest.mark.parametrize(
@@ -205,18 +278,26 @@ STATED = {"license": "llama2", "language": ["en", "de"], "license_link": "https:
         *((card, {}) for card in (b"license: 3", b"- a", b"\xff")),
     ],
 )
-def test_licence_and_language_of_the_base_models_card_are_recorded(source, out, card, passed_on):
+def test_licence_and_language_of_the_base_models_card_are_recorded(
+    source, out, card, passed_on
+):
     (source / "README.md").write_bytes(b"---\n" + card + b"\n---\n# A card\n")
     extend(source, out)
     assert read(out / "ropepatch.json")["base"] == passed_on
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "ropepatch.json", "README.md", "vocab.txt"])
-def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "ropepatch.json", "README.md", "vocab.txt"]
+)
+def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(
+    source, out, tmp_path, name
+):
     (tmp_path / "secret.json").write_text('{"auths": "a secret"}')
     (source / name).unlink(missing_ok=True)
     (source / name).symlink_to(tmp_path / "secret.json")
-    with pytest.raises(RopepatchError, match="is a link that leads out of the checkpoint"):
+    with pytest.raises(
+        RopepatchError, match="is a link that leads out of the checkpoint"
+    ):
         extend(source, out)
     assert left(tmp_path) == ["secret.json", "source"]
 
@@ -224,17 +305,25 @@ def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tm
 @pytest.mark.parametrize("link", [False, True])
 def test_the_source_is_never_modified(source, out, link, monkeypatch):
     usage = shutil.disk_usage(source)._replace(free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if link else usage._replace(free=1 << 30))
+    monkeypatch.setattr(
+        shutil,
+        "disk_usage",
+        lambda path: usage if link else usage._replace(free=1 << 30),
+    )
     before = contents(source), source.stat().st_mtime_ns
     extend(source, out, link=link)
     assert (contents(source), source.stat().st_mtime_ns) == before
     assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
     both = [path for path in out.iterdir() if (source / path.name).exists()]
-    assert [path.name for path in both if path.samefile(source / path.name)] == [WEIGHTS] * link
+    assert [path.name for path in both if path.samefile(source / path.name)] == [
+        WEIGHTS
+    ] * link
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_path, out, link):
+def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(
+    template, tmp_path, out, link
+):
     """Files in the cache are relative links to blobs."""
     snapshot = tmp_path / "models--a--b/snapshots/1234"
     snapshot.mkdir(parents=True)
@@ -251,7 +340,9 @@ def fail(number, *arguments, **options):
     raise OSError(number, os.strerror(number))
 
 
-def test_a_failed_hard_link_is_an_error_without_a_copy(source, out, tmp_path, monkeypatch):
+def test_a_failed_hard_link_is_an_error_without_a_copy(
+    source, out, tmp_path, monkeypatch
+):
     monkeypatch.setattr(os, "link", functools.partial(fail, errno.EXDEV))
     with pytest.raises(RopepatchError, match=f"cannot hard-link {WEIGHTS}"):
         extend(source, out, link=True)
@@ -281,15 +372,22 @@ def test_code_of_a_tokenizer_is_kept_only_if_copied_or_needed(
     if not missing:
         mine = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
         assert (
-            mine("word3 word4").input_ids == AutoTokenizer.from_pretrained(template)("word3 word4").input_ids
+            mine("word3 word4").input_ids
+            == AutoTokenizer.from_pretrained(template)("word3 word4").input_ids
         )
 
 
 def test_only_the_frequencies_of_quantised_models_are_compared(source, out):
-    edit_json(source / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    edit_json(
+        source / "config.json", quantization_config={"quant_method": "awq", "bits": 4}
+    )
     extend(source, out)
     verified = read(out / "ropepatch.json")["verified"]
-    assert (verified["frequencies"], verified["compared"], verified["difference"]) == ("equal", False, None)
+    assert (verified["frequencies"], verified["compared"], verified["difference"]) == (
+        "equal",
+        False,
+        None,
+    )
     assert verified["logits"] == "not compared: quantised weights"
 
 
@@ -298,15 +396,22 @@ def test_unknown_quantisation_is_ignored_and_a_missing_package_is_named(source, 
     extend(source, out)
     assert read(out / "ropepatch.json")["verified"]["compared"]
     edit_json(
-        source / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+        source / "config.json",
+        quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True},
     )
     (warning,) = ropepatch.plan(source, to=256).warnings
     assert "bitsandbytes" in warning
     assert "not compared" in warning
 
 
-def test_unquantised_weights_must_fit_the_model_despite_quantization_config(source, out):
-    edit_json(source / "config.json", quantization_config={"quant_method": "fp8"}, vocab_size=47)
+def test_unquantised_weights_must_fit_the_model_despite_quantization_config(
+    source, out
+):
+    edit_json(
+        source / "config.json",
+        quantization_config={"quant_method": "fp8"},
+        vocab_size=47,
+    )
     with pytest.raises(RopepatchError, match=r"expected \[47"):
         extend(source, out)
 
@@ -323,9 +428,13 @@ def test_flex_attention_is_not_used_for_verification_on_a_cpu(source, out, monke
 
 def test_only_frequencies_are_compared_if_memory_is_too_small(source, out, monkeypatch):
     available = int(1.5 * (source / WEIGHTS).stat().st_size)
-    monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: available)
+    monkeypatch.setattr(
+        "ropepatch.extension.verification.available_bytes", lambda: available
+    )
     extend(source, out)
-    assert "do not fit into memory" in read(out / "ropepatch.json")["verified"]["logits"]
+    assert (
+        "do not fit into memory" in read(out / "ropepatch.json")["verified"]["logits"]
+    )
 
 
 # --- verification: a written checkpoint that differs is rejected ---
@@ -350,11 +459,22 @@ def with_rope(content: dict, **values) -> dict:
     ("method", "damage", "refusal"),
     [
         ("yarn", lambda content: with_rope(content, factor=4.5), "other frequencies"),
-        ("yarn", lambda content: with_rope(content, beta_fast=31.0, beta_slow=2.0), "other frequencies"),
-        ("yarn", lambda content: content | {"original_max_position_embeddings": 32}, "other frequencies"),
+        (
+            "yarn",
+            lambda content: with_rope(content, beta_fast=31.0, beta_slow=2.0),
+            "other frequencies",
+        ),
+        (
+            "yarn",
+            lambda content: content | {"original_max_position_embeddings": 32},
+            "other frequencies",
+        ),
         (
             "linear",
-            lambda content: content | {"rope_theta": 5e5, "rope_parameters": content["rope_scaling"]},
+            lambda content: (
+                content
+                | {"rope_theta": 5e5, "rope_parameters": content["rope_scaling"]}
+            ),
             "other frequencies",
         ),
         (
@@ -363,8 +483,16 @@ def with_rope(content: dict, **values) -> dict:
             "other frequencies",
         ),
         ("yarn", lambda content: content | {"hidden_act": "gelu"}, "other logits"),
-        ("yarn", lambda content: content | {"hidden_act": "no such function"}, "transformers cannot load"),
-        ("dynamic", lambda content: content | {"max_position_embeddings": TARGET}, "other logits"),
+        (
+            "yarn",
+            lambda content: content | {"hidden_act": "no such function"},
+            "transformers cannot load",
+        ),
+        (
+            "dynamic",
+            lambda content: content | {"max_position_embeddings": TARGET},
+            "other logits",
+        ),
     ],
 )
 def test_a_written_config_with_other_values_is_rejected(
@@ -376,7 +504,9 @@ def test_a_written_config_with_other_values_is_rejected(
     assert left(tmp_path) == ["source"]
 
 
-@pytest.mark.parametrize(("method", "value"), [("yarn", float("nan")), ("self-extend", float("inf"))])
+@pytest.mark.parametrize(
+    ("method", "value"), [("yarn", float("nan")), ("self-extend", float("inf"))]
+)
 def test_the_error_of_non_finite_weights_names_them(source, out, method, value):
     tensors = load_file(source / WEIGHTS)
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -401,7 +531,9 @@ def test_the_error_of_overflowing_logits_does_not_name_weights(source, out):
     tensors = load_file(source / WEIGHTS)
     tensors["lm_head.weight"] *= 3e38
     save_file(tensors, source / WEIGHTS, {"format": "pt"})
-    with pytest.raises(RopepatchError, match="source computes logits that are NaN or infinite"):
+    with pytest.raises(
+        RopepatchError, match="source computes logits that are NaN or infinite"
+    ):
         ropepatch.extend(source, out, to=TARGET, method="linear")
 
 
@@ -415,7 +547,9 @@ def test_weights_damaged_while_copying_are_rejected(source, out, tmp_path, monke
             file.write(b"\x3f" * 2000)
 
     monkeypatch.setattr(weights_module, "_copy", copy_and_damage)
-    with pytest.raises(RopepatchError, match="other logits from the written checkpoint"):
+    with pytest.raises(
+        RopepatchError, match="other logits from the written checkpoint"
+    ):
         extend(source, out)
     assert left(tmp_path) == ["source"]
 
@@ -434,7 +568,9 @@ def test_a_folder_created_meanwhile_is_not_overwritten(source, out, tmp_path):
     assert left(out) == ["precious"]
 
 
-def test_a_dangling_link_as_output_is_rejected_before_the_source_is_searched(source, out):
+def test_a_dangling_link_as_output_is_rejected_before_the_source_is_searched(
+    source, out
+):
     made = plan(source)
     shutil.rmtree(source)
     out.symlink_to("nowhere")
@@ -462,18 +598,26 @@ def test_a_changed_source_or_one_with_an_adapter_is_rejected(source, out, tmp_pa
     assert left(tmp_path) == ["source"]
 
 
-def test_too_little_disk_space_is_reported_before_copying(source, out, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_reported_before_copying(
+    source, out, tmp_path, monkeypatch
+):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(checkpoint_module, "clone_files", lambda *a, **k: pytest.fail("copied"))
-    with pytest.raises(RopepatchError, match=r"needs [\d.]+ [kM]B, .* has 1\.0 kB free") as caught:
+    monkeypatch.setattr(
+        checkpoint_module, "clone_files", lambda *a, **k: pytest.fail("copied")
+    )
+    with pytest.raises(
+        RopepatchError, match=r"needs [\d.]+ [kM]B, .* has 1\.0 kB free"
+    ) as caught:
         extend(source, out)
     assert "`link_weights`" in caught.value.hint
     assert left(tmp_path) == ["source"]
 
 
 @pytest.mark.parametrize("step", ["mkdir", "copyfile", "write_text", "_copy", "rename"])
-def test_a_disk_error_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, step):
+def test_a_disk_error_at_any_step_leaves_nothing(
+    source, out, tmp_path, monkeypatch, step
+):
     made = plan(source)
     owner = {"copyfile": shutil, "_copy": weights_module}.get(step, Path)
     monkeypatch.setattr(owner, step, functools.partial(fail, errno.ENOSPC))

@@ -28,13 +28,20 @@ playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 TIMES = (1.5, 4, 32)  # the window
 SETTINGS = {  # beside the defaults
-    "yarn": [{"beta_fast": 16.0, "truncate": False}, {"ramp": "wavelength"}, {"ramp": "rotations"}],
+    "yarn": [
+        {"beta_fast": 16.0, "truncate": False},
+        {"ramp": "wavelength"},
+        {"ramp": "rotations"},
+    ],
     "ntk-by-parts": [{"alpha": 0.5, "beta": 8.0}],
     "giraffe-power": [{"power": 0.5, "interpolate": True}],
     "giraffe-truncated": [{"cutoff": 100.0, "interpolate": True}],
     "p-rope": [{"partial": 0.3}],
     "resonance": [{"over": "ntk"}],
-    "cope": [{"over": "linear", "pairs": 5, "hard": True}, {"over": "abf", "rope_theta": 1e6}],
+    "cope": [
+        {"over": "linear", "pairs": 5, "hard": True},
+        {"over": "abf", "rope_theta": 1e6},
+    ],
     "dynamic": [{"form": "transformers"}],
 }
 
@@ -85,7 +92,9 @@ def reader(opened, files):
 
 def shallow(config: dict) -> dict:
     """A configuration with one layer, where all are alike: a rope does not depend on them."""
-    return config | {"num_hidden_layers": 1} if config["model_type"] == "llama" else config
+    return (
+        config | {"num_hidden_layers": 1} if config["model_type"] == "llama" else config
+    )
 
 
 def config_of(name: str) -> dict:
@@ -102,11 +111,19 @@ READ_ROPES = """configs => configs.map((config) => {
 })"""
 
 
-def test_every_preset_and_dropped_configuration_has_the_rope_that_transformers_computes(page):
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+def test_every_preset_and_dropped_configuration_has_the_rope_that_transformers_computes(
+    page,
+):
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32768,
+    }
     linear = {"rope_type": "linear", "factor": 2.5}
     base = config_of("llama-2-7b")
-    dropped = [base | {"rope_scaling": scaling, "head_dim": 64} for scaling in (yarn, linear)]
+    dropped = [
+        base | {"rope_scaling": scaling, "head_dim": 64} for scaling in (yarn, linear)
+    ]
     partly = {
         "model_type": "phi",
         "hidden_size": 2560,
@@ -150,7 +167,10 @@ def test_every_method_has_the_frequencies_of_the_package(page):
         rope_entry(InMemory("", None, Config(shallow(config_of(name)))))
         for name in ("llama-2-7b", "llama-3.1-8b")
     ]
-    entries += [presets()[0]["rope"], {"dim": 6, "theta": 1e6, "window": 333, "carried": None, "factor": 1.0}]
+    entries += [
+        presets()[0]["rope"],
+        {"dim": 6, "theta": 1e6, "window": 333, "carried": None, "factor": 1.0},
+    ]
     cases = [
         (entry, name, round(times * entry["window"]), given)
         for entry in entries
@@ -165,14 +185,18 @@ def test_every_method_has_the_frequencies_of_the_package(page):
         composing = METHODS[name].composing if rope.is_scaled else {}
         try:
             scaling = make_scaling(
-                name, factor=length / entry["window"], **{**GIVEN.get(name, {}), **composing, **given}
+                name,
+                factor=length / entry["window"],
+                **{**GIVEN.get(name, {}), **composing, **given},
             )
             wanted = scaling.frequencies(rope, length)
         except RopepatchError:
             assert got is None, (name, given)
             continue
         assert got is not None, (name, given)
-        np.testing.assert_allclose(got[0], wanted.inv_freq.tolist(), rtol=1e-6, err_msg=f"{name} {given}")
+        np.testing.assert_allclose(
+            got[0], wanted.inv_freq.tolist(), rtol=1e-6, err_msg=f"{name} {given}"
+        )
         assert got[1] == pytest.approx(wanted.attention_factor, rel=1e-6)
         compared.add(name)
     assert compared == set(methods())
@@ -191,18 +215,30 @@ def test_every_map_reads_at_the_distances_of_the_package(page):
     for name in remappings():
         for window, target in ((256, 400), (256, 1024), (4096, 30_000)):
             cases += [
-                (name, window, target, {}, [*range(0, 40, 3), *range(40, target, target // 37), target - 1])
+                (
+                    name,
+                    window,
+                    target,
+                    {},
+                    [*range(0, 40, 3), *range(40, target, target // 37), target - 1],
+                )
             ]
-    cases += [("self-extend", 256, 2048, {"window": 100, "group": 20}, [*range(0, 2048, 31)])]
+    cases += [
+        ("self-extend", 256, 2048, {"window": 100, "group": 20}, [*range(0, 2048, 31)])
+    ]
     compared = set()
-    for case, got in zip(cases, page.evaluate(f"cases => cases.map({REMAPPED})", cases), strict=True):
+    for case, got in zip(
+        cases, page.evaluate(f"cases => cases.map({REMAPPED})", cases), strict=True
+    ):
         name, window, target, given, positions = case
         try:
             fitted = make_remapping(name, **given).fitted(window, target)
         except RopepatchError:
             assert got is None, case[:3]
             continue
-        parameters = {key: value for key, value in fitted.parameters().items() if key in got[0]}
+        parameters = {
+            key: value for key, value in fitted.parameters().items() if key in got[0]
+        }
         assert got[0] == pytest.approx(parameters, rel=1e-6)
         places = torch.tensor(positions)
         wanted = fitted.read_at(places, places).numpy()
@@ -238,21 +274,34 @@ def rounded():
     return model
 
 
-@pytest.mark.parametrize(("method", "found"), [("none", False), ("yarn", True), ("self-extend", True)])
+@pytest.mark.parametrize(
+    ("method", "found"), [("none", False), ("yarn", True), ("self-extend", True)]
+)
 def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
     settings = {"map": method} if method in remappings() else {"method": method}
     losses, said = reader.evaluate(READ, [2, settings, 300])
-    with ropepatch.patch(rounded, method, to=512) if method != "none" else nullcontext(), torch.no_grad():
+    with (
+        ropepatch.patch(rounded, method, to=512) if method != "none" else nullcontext(),
+        torch.no_grad(),
+    ):
         ids = torch.tensor(reading_once()["tale"][:300])
-        wanted = F.cross_entropy(rounded(ids[None]).logits[0, :-1], ids[1:], reduction="none")
-        (prompt,) = (p for p in reading_once()["prompts"] if (p["length"], p["depth"]) == (512, 0.1))
+        wanted = F.cross_entropy(
+            rounded(ids[None]).logits[0, :-1], ids[1:], reduction="none"
+        )
+        (prompt,) = (
+            p
+            for p in reading_once()["prompts"]
+            if (p["length"], p["depth"]) == (512, 0.1)
+        )
         asked = torch.tensor(prompt["ids"])
         likely = rounded(asked[None]).logits[0, -1 - prompt["answer"] : -1].argmax(-1)
     assert losses == pytest.approx(wanted.tolist(), abs=1e-3)
     assert said["found"] == bool((likely == asked[-prompt["answer"] :]).all()) == found
 
 
-def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(opened, files, tmp_path):
+def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(
+    opened, files, tmp_path
+):
     link = "#model=llama-2-7b&to=32768&method=ntk-by-parts&set=beta%3D16&map=dca"
     page = opened(files["plain"].as_uri() + link)
     story, command = page.locator("#story"), page.locator("#command")
@@ -265,7 +314,9 @@ def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(opened, fil
     expect(story).to_contain_text("262,144")
     page.locator("#methods button", has_text="linear").first.press("Enter")
     expect(command).to_contain_text("--to 256k --method linear")
-    (tmp_path / "config.json").write_text(json.dumps(config_of("llama-2-7b") | {"rope_theta": 1e6}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config_of("llama-2-7b") | {"rope_theta": 1e6})
+    )
     page.locator("#file").set_input_files(tmp_path / "config.json")
     expect(story).to_contain_text("your config.json")
     (tmp_path / "broken.json").write_text("{")
@@ -273,7 +324,9 @@ def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(opened, fil
     expect(page.locator("#problem")).to_have_text("broken.json: no JSON.")
 
 
-def test_a_page_to_pass_on_has_no_folder_of_the_user_and_a_command_to_paste(opened, tmp_path):
+def test_a_page_to_pass_on_has_no_folder_of_the_user_and_a_command_to_paste(
+    opened, tmp_path
+):
     folder = tmp_path / "it's $(touch X)"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config_of("llama-2-7b")))
@@ -297,7 +350,9 @@ def test_axe_finds_nothing_that_keeps_anybody_out(opened, files, width, scheme):
 
 
 def test_the_page_is_small_and_loads_nothing(files):
-    plain, text = (files[name].read_text(encoding="utf-8") for name in ("plain", "tiny"))
+    plain, text = (
+        files[name].read_text(encoding="utf-8") for name in ("plain", "tiny")
+    )
     assert len(text.encode()) < 4_000_000
     assert len(plain.encode()) < 200_000
     assert "default-src 'none'" in text

@@ -10,8 +10,21 @@ from ropepatch.model.architectures import LOCAL_BASE, REMARKS, ModelTypes
 
 
 def test_every_pattern_matches_a_complete_model_type_of_transformers():
-    named = [*REMARKS, *(value for value in vars(architectures).values() if isinstance(value, ModelTypes))]
+    named = [
+        *REMARKS,
+        *(
+            value
+            for value in vars(architectures).values()
+            if isinstance(value, ModelTypes)
+        ),
+    ]
     assert len(named) >= 9
     patterns = {pattern for model_types in named for pattern in model_types}
-    assert OLDEST or all(any(fnmatchcase(one, pattern) for one in CONFIG_MAPPING) for pattern in patterns)
-    assert [one in LOCAL_BASE for one in ("gemma3_text", "t5gemma3", None)] == [True, False, False]
+    assert OLDEST or all(
+        any(fnmatchcase(one, pattern) for one in CONFIG_MAPPING) for pattern in patterns
+    )
+    assert [one in LOCAL_BASE for one in ("gemma3_text", "t5gemma3", None)] == [
+        True,
+        False,
+        False,
+    ]

@@ -29,7 +29,11 @@ def peak_of_allocations(step) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         step()
     events = watched.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in events
+        if event.name() == "[memory]"
+    )
     return max(accumulate(change for _, change in changes))
 
 
@@ -44,7 +48,10 @@ def peak_of_allocations(step) -> int:
 )
 def test_the_activations_are_what_torch_allocates(lora, mixed):
     # As many key as query heads: on the CPU, older torch takes others through [T, T] scores.
-    config, tokens = LlamaConfig(**LLAMA_SIZES | {"vocab_size": 32}, use_cache=False), 512
+    config, tokens = (
+        LlamaConfig(**LLAMA_SIZES | {"vocab_size": 32}, use_cache=False),
+        512,
+    )
     model = LlamaForCausalLM(config)
     model = trainable(model.bfloat16() if mixed else model, lora).train()
     base = model.get_base_model() if lora else model
@@ -61,24 +68,42 @@ def test_the_activations_are_what_torch_allocates(lora, mixed):
 
     size = 2 if mixed else 4
     stream = 4 if lora is None or lora.train_embeddings else size
-    expected = step_bytes(config, tokens, size, stream=stream, recomputed=True) - 12 * tokens * 32
+    expected = (
+        step_bytes(config, tokens, size, stream=stream, recomputed=True)
+        - 12 * tokens * 32
+    )
     assert expected == pytest.approx(peak_of_allocations(step), rel=0.15)
 
 
 @pytest.mark.parametrize("keys", [2, 4])
 def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
-    config = LlamaConfig(**LLAMA_SIZES | {"num_key_value_heads": keys, "num_hidden_layers": 12})
+    config = LlamaConfig(
+        **LLAMA_SIZES | {"num_key_value_heads": keys, "num_hidden_layers": 12}
+    )
     model = LlamaForCausalLM(config).eval()
     for tokens, cached, read in (
-        (2048, False, lambda: ropepatch.perplexity(model, None, [torch.arange(2048) % 1024])),
-        (1024, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[1024], haystacks=1)),
+        (
+            2048,
+            False,
+            lambda: ropepatch.perplexity(model, None, [torch.arange(2048) % 1024]),
+        ),
+        (
+            1024,
+            True,
+            lambda: ropepatch.passkey(model, tiny[1], lengths=[1024], haystacks=1),
+        ),
     ):
         expected = forward_bytes(config, tokens, 4, cached=cached)
-        assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (tokens, cached)
+        assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (
+            tokens,
+            cached,
+        )
 
 
 def test_without_checkpointing_every_layer_is_held():
-    one, six = (LlamaConfig(**LLAMA_SIZES | {"num_hidden_layers": layers}) for layers in (1, 6))
+    one, six = (
+        LlamaConfig(**LLAMA_SIZES | {"num_hidden_layers": layers}) for layers in (1, 6)
+    )
     logits, how = 12 * 256 * 1024, {"tokens": 256, "itemsize": 2, "stream": 2}
     layer = step_bytes(one, **how, recomputed=False) - logits
     assert step_bytes(six, **how, recomputed=False) - logits == 6 * layer
@@ -88,15 +113,25 @@ def test_without_checkpointing_every_layer_is_held():
 def test_heads_wider_than_the_hidden_state_count_with_their_width():
     narrow, wide = (Qwen3Config(**LLAMA_SIZES, head_dim=head) for head in (32, 64))
     how = {"tokens": 100, "itemsize": 2, "stream": 2, "recomputed": True}
-    assert step_bytes(wide, **how) - step_bytes(narrow, **how) == 100 * 2 * 2 * (4 * 32 + 4 * 32)
+    assert step_bytes(wide, **how) - step_bytes(narrow, **how) == 100 * 2 * 2 * (
+        4 * 32 + 4 * 32
+    )
 
 
 @pytest.mark.parametrize(
-    ("hours", "said"), [(17.04, "17.0 h on an H100"), (0.2, "12 min on an H100"), (1e-4, "0 min on an H100")]
+    ("hours", "said"),
+    [
+        (17.04, "17.0 h on an H100"),
+        (0.2, "12 min on an H100"),
+        (1e-4, "0 min on an H100"),
+    ],
 )
 def test_a_cost_is_one_line(hours, said):
     line = "1,000 steps, 32,768,000 tokens, 40.0 GiB, "
-    assert str(Cost(1000, 32_768_000, 40.0, hours, "an H100")) == f"{line}{said} (estimates)"
+    assert (
+        str(Cost(1000, 32_768_000, 40.0, hours, "an H100"))
+        == f"{line}{said} (estimates)"
+    )
 
 
 TINY = {
@@ -120,15 +155,21 @@ TINY = {
 def test_the_kv_cache_size_equals_that_of_transformers(config):
     model, tokens = AutoModelForCausalLM.from_config(config).eval(), 40
     with torch.no_grad():
-        cache: Cache = model(torch.zeros(1, tokens, dtype=torch.long), use_cache=True).past_key_values
+        cache: Cache = model(
+            torch.zeros(1, tokens, dtype=torch.long), use_cache=True
+        ).past_key_values
     held = 0
     for layer in cache.layers:
-        window = layer.sliding_window if layer.is_sliding else tokens  # transformers holds one token less
+        window = (
+            layer.sliding_window if layer.is_sliding else tokens
+        )  # transformers holds one token less
         held += 2 * layer.keys[..., :1, :].numel() * min(tokens, window)
         assert layer.keys.shape[-2] in (tokens, window - 1)
     assert cache_bytes(config, tokens) == 2 * held
 
 
 def test_latent_attention_caches_only_its_latents():
-    config = DeepseekV3Config(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=61)
+    config = DeepseekV3Config(
+        kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=61
+    )
     assert cache_bytes(config, 1000) == 2 * 61 * 1000 * (512 + 64)

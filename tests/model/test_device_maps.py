@@ -18,14 +18,22 @@ DOCUMENTS = [list(range(5, 300)), list(range(9, 200))]
 @pytest.fixture(scope="module")
 def spread():
     """The bundled checkpoint, every other layer on disk."""
-    places = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
-    places |= {f"model.layers.{number}": ("disk", "cpu")[number % 2] for number in range(4)}
+    places = dict.fromkeys(
+        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu"
+    )
+    places |= {
+        f"model.layers.{number}": ("disk", "cpu")[number % 2] for number in range(4)
+    }
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(generic, "_is_mlx_available", False)  # accelerate's hooks check it
+        patched.setattr(
+            generic, "_is_mlx_available", False
+        )  # accelerate's hooks check it
         yield load_checkpoint(Checkpoint(TINY), None, places)
 
 
-def test_layers_on_several_devices_give_the_same_losses_and_passkey_results(spread, tiny):
+def test_layers_on_several_devices_give_the_same_losses_and_passkey_results(
+    spread, tiny
+):
     model, tokenizer = tiny
     assert describe_placement(spread) == ["on cpu, disk, float32"]
     assert spread.model.layers[0].self_attn.q_proj.weight.is_meta

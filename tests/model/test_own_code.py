@@ -38,9 +38,15 @@ class OwnClassOnly(LlamaForCausalLM):
 
 def loaded_with_trust(folder, monkeypatch):
     (folder / "mine.py").write_text(CODE)
-    names = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    names = {
+        "AutoConfig": "mine.MineConfig",
+        "AutoModelForCausalLM": "mine.MineForCausalLM",
+    }
     edit_json(folder / "config.json", model_type="mine", auto_map=names)
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE",
+        str(folder.parent / "modules"),
+    )
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert type(model).__module__.startswith("transformers_modules")
     return model
@@ -71,7 +77,9 @@ def test_a_model_with_custom_code_is_measured_like_the_stock_model_and_cannot_be
     for one in (model, stock):
         with ropepatch.patch(one, "yarn", to=512), torch.no_grad():
             keys = ropepatch.passkey(one, tokenizer, lengths=[300], haystacks=1)
-            curve = ropepatch.perplexity(one, tokenizer, ["Ann has a red ball. " * 80], length=400)
+            curve = ropepatch.perplexity(
+                one, tokenizer, ["Ann has a red ball. " * 80], length=400
+            )
             measured.append((one(torch.arange(400)[None]).logits, curve.nll[0], keys))
     (own, own_nll, own_keys), (other, nll, keys) = measured
     assert torch.equal(own, other)

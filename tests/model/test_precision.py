@@ -15,11 +15,21 @@ def hardware(monkeypatch):
     """Set the bfloat16 units of the CPU, by torch's names, and the compute capability of a GPU, if any."""
 
     def set_to(*units, capability=None, accelerator=None):
-        device = torch.device("cuda") if capability else accelerator and torch.device(accelerator)
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda available: device)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        device = (
+            torch.device("cuda")
+            if capability
+            else accelerator and torch.device(accelerator)
+        )
+        monkeypatch.setattr(
+            torch.accelerator, "current_accelerator", lambda available: device
+        )
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device=None: capability
+        )
         for name in UNITS:
-            monkeypatch.setattr(torch.cpu, name, lambda name=name: name in units, raising=False)
+            monkeypatch.setattr(
+                torch.cpu, name, lambda name=name: name in units, raising=False
+            )
 
     return set_to
 
@@ -40,7 +50,13 @@ def model():
         ([], (8, 0), None, "bfloat16", "compute capability 8.0"),  # Ampere
         ([], (9, 0), "cuda", "bfloat16", "compute capability 9.0"),
         ([], (9, 0), "cpu", "float32", "no units for bfloat16"),
-        (UNITS, None, "meta", "float32", "no units for bfloat16"),  # another accelerator
+        (
+            UNITS,
+            None,
+            "meta",
+            "float32",
+            "no units for bfloat16",
+        ),  # another accelerator
     ],
 )
 def test_a_device_with_bfloat16_units_computes_in_bfloat16(
@@ -78,12 +94,31 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("groups", "files", "available", "memory"),
     [
-        ("0::/job/step", {"job/memory.max": "max", "job/memory.current": GIB}, 8 * GIB, 16 * GIB),
-        ("0::/job/step", {"job/memory.max": 2 * GIB, "job/memory.current": GIB}, GIB, 2 * GIB),
-        ("0::/", {"memory.max": 2 * GIB, "memory.current": 3 * GIB, "memory.stat": "anon 7"}, 0, 2 * GIB),
+        (
+            "0::/job/step",
+            {"job/memory.max": "max", "job/memory.current": GIB},
+            8 * GIB,
+            16 * GIB,
+        ),
+        (
+            "0::/job/step",
+            {"job/memory.max": 2 * GIB, "job/memory.current": GIB},
+            GIB,
+            2 * GIB,
+        ),
         (
             "0::/",
-            {"memory.max": 3 * GIB, "memory.current": 2 * GIB, "memory.stat": f"anon 7\ninactive_file {GIB}"},
+            {"memory.max": 2 * GIB, "memory.current": 3 * GIB, "memory.stat": "anon 7"},
+            0,
+            2 * GIB,
+        ),
+        (
+            "0::/",
+            {
+                "memory.max": 3 * GIB,
+                "memory.current": 2 * GIB,
+                "memory.stat": f"anon 7\ninactive_file {GIB}",
+            },
             2 * GIB,
             3 * GIB,
         ),
@@ -107,4 +142,7 @@ def test_available_memory_is_the_minimum_of_the_machine_and_all_control_groups(
     monkeypatch.setattr(precision, "PROC", tmp_path)
     monkeypatch.setattr(precision, "CGROUPS", tmp_path / "groups")
     monkeypatch.setattr(precision, "_physical_bytes", lambda: 16 * GIB)
-    assert (precision.available_bytes(), precision.memory_of("cpu")) == (available, memory)
+    assert (precision.available_bytes(), precision.memory_of("cpu")) == (
+        available,
+        memory,
+    )

@@ -16,7 +16,13 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError, diagnose, load
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import DOWNLOADED, TEMPLATES, is_carried, shown_command, without_paths
+from ropepatch.model.source import (
+    DOWNLOADED,
+    TEMPLATES,
+    is_carried,
+    shown_command,
+    without_paths,
+)
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -48,9 +54,13 @@ def switched_off(hub, cache, monkeypatch):
 
 def test_plan_downloads_only_config_json(hub, run):
     done = run("plan", NAME, "--to", "256")
-    assert done.stdout.startswith(f"{NAME} at {COMMIT} (llama): 64 -> 256 tokens"), done.stderr
+    assert done.stdout.startswith(f"{NAME} at {COMMIT} (llama): 64 -> 256 tokens"), (
+        done.stderr
+    )
     assert hub.downloaded == ["config.json"]
-    assert hub.tokens - {None} == {f"Bearer {TOKEN}"}  # the client itself also makes requests
+    assert hub.tokens - {None} == {
+        f"Bearer {TOKEN}"
+    }  # the client itself also makes requests
     assert TOKEN not in done.stdout + done.stderr
 
 
@@ -65,23 +75,49 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(shards, tmp_path
     assert record["verified"]["logits"] == "equal"
     weights = sorted(path.name for path in shards.glob("*.safetensors*"))
     assert len(weights) > 2
-    assert [name for name in weights if (out / name).read_bytes() != (shards / name).read_bytes()] == []
+    assert [
+        name
+        for name in weights
+        if (out / name).read_bytes() != (shards / name).read_bytes()
+    ] == []
     assert TOKEN not in done.stdout + done.stderr
     assert not any(TOKEN in path.read_text() for path in out.glob("*.json"))
 
 
 def test_unused_weight_files_of_a_hub_model_are_not_downloaded(hub, shards, run):
-    used = {path.name for path in shards.iterdir()} | {"ropepatch.json", f"{TEMPLATES}/tools.jinja"}
-    others = ["consolidated.safetensors", "params.json", "model.fp16.safetensors", "consolidated-00001.json"]
-    others += ["original/model.safetensors", "checkpoint-500/model.safetensors", "some/deep/state.json"]
-    hub.change(NAME, "main", **dict.fromkeys((*others, "ropepatch.json", f"{TEMPLATES}/tools.jinja"), b"{}"))
+    used = {path.name for path in shards.iterdir()} | {
+        "ropepatch.json",
+        f"{TEMPLATES}/tools.jinja",
+    }
+    others = [
+        "consolidated.safetensors",
+        "params.json",
+        "model.fp16.safetensors",
+        "consolidated-00001.json",
+    ]
+    others += [
+        "original/model.safetensors",
+        "checkpoint-500/model.safetensors",
+        "some/deep/state.json",
+    ]
+    hub.change(
+        NAME,
+        "main",
+        **dict.fromkeys((*others, "ropepatch.json", f"{TEMPLATES}/tools.jinja"), b"{}"),
+    )
     folder = Checkpoint.find(NAME, weights=True).folder
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    found = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     assert found == used
 
 
 @pytest.mark.slow
-def test_a_downloaded_checkpoint_is_extended_offline_with_hard_links(hub, cache, tmp_path, run, monkeypatch):
+def test_a_downloaded_checkpoint_is_extended_offline_with_hard_links(
+    hub, cache, tmp_path, run, monkeypatch
+):
     assert run("extend", NAME, "--to", "256", "--out", "first").returncode == 0
     hub.fail("", "", 503)
     switched_off(hub, cache, monkeypatch)
@@ -97,16 +133,27 @@ def test_a_commit_can_be_named(hub, run):
     assert hub.downloaded == ["config.json"]
 
 
-def test_the_record_of_a_hub_model_does_not_depend_on_how_it_was_loaded(hub, run, tmp_path):
+def test_the_record_of_a_hub_model_does_not_depend_on_how_it_was_loaded(
+    hub, run, tmp_path
+):
     stock = AutoModelForCausalLM.from_pretrained
     extend = partial(ropepatch.extend, reading=False, say=lambda line: None)
-    plans = [ropepatch.plan(model, to=256) for model in (NAME, load(NAME, device="cpu")[0], stock(NAME))]
-    records = [extend(plan, tmp_path / str(number)).record for number, plan in enumerate(plans)]
-    assert [(record["model"], record["revision"]) for record in records] == [(NAME, COMMIT)] * 3
+    plans = [
+        ropepatch.plan(model, to=256)
+        for model in (NAME, load(NAME, device="cpu")[0], stock(NAME))
+    ]
+    records = [
+        extend(plan, tmp_path / str(number)).record for number, plan in enumerate(plans)
+    ]
+    assert [(record["model"], record["revision"]) for record in records] == [
+        (NAME, COMMIT)
+    ] * 3
     assert records[0] == records[1] == records[2]
 
 
-def test_an_existing_output_folder_is_reported_before_weights_are_downloaded(hub, tmp_path, run):
+def test_an_existing_output_folder_is_reported_before_weights_are_downloaded(
+    hub, tmp_path, run
+):
     (tmp_path / "here" / "out").mkdir()
     done = run("extend", NAME, "--to", "256", "--out", "out")
     assert (done.returncode, "already exists" in done.stderr) == (2, True)
@@ -124,7 +171,9 @@ def answering(status: int, code: str = ""):
 
 def unreachable(hub, cache, monkeypatch):
     address = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address
+    )
 
 
 def odd(content):
@@ -135,7 +184,12 @@ def odd(content):
     ("prepare", "arguments", "problem", "advice"),
     [
         *(
-            (odd(content), [NAME], f"what answered for {NAME} is not what the Hub answers", "HF_ENDPOINT")
+            (
+                odd(content),
+                [NAME],
+                f"what answered for {NAME} is not what the Hub answers",
+                "HF_ENDPOINT",
+            )
             for content in (
                 [],
                 "x",
@@ -149,16 +203,38 @@ def odd(content):
         (answering(403), [NAME], f"{ANSWERED} 403 for it", "HF_TOKEN"),
         (answering(429), [NAME], f"{ANSWERED} 429 for it", "try again later"),
         (answering(503), [NAME], f"{ANSWERED} 503 for it", "try again later"),
-        (None, [NAME, "no-such-branch"], f"{NAME} has no revision no-such-branch", "`revision`"),
-        (None, [NAME, COMMIT[:-1] + "0"], f"{NAME} has no revision {COMMIT[:-1]}0", "`revision`"),
+        (
+            None,
+            [NAME, "no-such-branch"],
+            f"{NAME} has no revision no-such-branch",
+            "`revision`",
+        ),
+        (
+            None,
+            [NAME, COMMIT[:-1] + "0"],
+            f"{NAME} has no revision {COMMIT[:-1]}0",
+            "`revision`",
+        ),
         (None, ["a/b"], "no folder a/b here and no such model on the Hub", "spelling"),
-        (lambda hub, *_: hub.fail("GET", "/config.json", "torn"), [NAME], UNANSWERED, "network"),
-        (lambda _, cache, __: cache.write_text("no folder"), [NAME], f"cannot download {NAME}: ", "HF_HOME"),
+        (
+            lambda hub, *_: hub.fail("GET", "/config.json", "torn"),
+            [NAME],
+            UNANSWERED,
+            "network",
+        ),
+        (
+            lambda _, cache, __: cache.write_text("no folder"),
+            [NAME],
+            f"cannot download {NAME}: ",
+            "HF_HOME",
+        ),
         (unreachable, [NAME], UNANSWERED, "network"),
         (switched_off, [NAME], SWITCHED_OFF, "downloaded before"),
     ],
 )
-def test_errors_of_the_hub_have_a_hint(hub, cache, run, monkeypatch, prepare, arguments, problem, advice):
+def test_errors_of_the_hub_have_a_hint(
+    hub, cache, run, monkeypatch, prepare, arguments, problem, advice
+):
     if prepare:
         prepare(hub, cache, monkeypatch)
     with pytest.raises(RopepatchError) as caught:
@@ -169,9 +245,12 @@ def test_errors_of_the_hub_have_a_hint(hub, cache, run, monkeypatch, prepare, ar
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("tinny", "tiny"), ("tiny-lama", "tiny-llama"), ("./tinyllama", "tiny-llama")]
+    ("typed", "meant"),
+    [("tinny", "tiny"), ("tiny-lama", "tiny-llama"), ("./tinyllama", "tiny-llama")],
 )
-def test_a_misspelled_model_suggests_tiny_or_a_local_folder(typed, meant, shards, monkeypatch):
+def test_a_misspelled_model_suggests_tiny_or_a_local_folder(
+    typed, meant, shards, monkeypatch
+):
     monkeypatch.chdir(shards.parent)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RopepatchError) as caught:
@@ -183,30 +262,50 @@ def test_a_misspelled_model_suggests_tiny_or_a_local_folder(typed, meant, shards
 def test_a_local_folder_takes_precedence_over_the_hub(shards, monkeypatch):
     monkeypatch.chdir(shards.parent)
     source = Checkpoint.find("tiny-llama", weights=True)
-    assert (source.name, source.folder, source.revision) == ("tiny-llama", Path("tiny-llama"), None)
+    assert (source.name, source.folder, source.revision) == (
+        "tiny-llama",
+        Path("tiny-llama"),
+        None,
+    )
 
 
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_not_the_current_folder(name, shards, monkeypatch):
     monkeypatch.chdir(shards)
     for find in (Checkpoint.find, diagnose, load):
-        with pytest.raises(RopepatchError, match=f"^MODEL must not be empty, got {name!r}") as caught:
+        with pytest.raises(
+            RopepatchError, match=f"^MODEL must not be empty, got {name!r}"
+        ) as caught:
             find(name)
         assert "folder" in caught.value.hint
     assert Checkpoint.find(".").folder == Path()
 
 
 def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
-    monkeypatch.setattr("ropepatch.model.source._from_hub", lambda *arguments: pytest.fail("asked the Hub"))
+    monkeypatch.setattr(
+        "ropepatch.model.source._from_hub",
+        lambda *arguments: pytest.fail("asked the Hub"),
+    )
     monkeypatch.chdir(tmp_path)
-    for name in (Path("a/b"), "./a", "/a/b", "a/b/c", "../a", "~/a b", "a b", "a/", "~nobody-of-that-name/a"):
+    for name in (
+        Path("a/b"),
+        "./a",
+        "/a/b",
+        "a/b/c",
+        "../a",
+        "~/a b",
+        "a b",
+        "a/",
+        "~nobody-of-that-name/a",
+    ):
         with pytest.raises(RopepatchError) as caught:
             Checkpoint.find(name)
         assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    "name", ["LICENSE", "LICENCE.txt", "Licence", "license-2.0", "NOTICE", "USE_POLICY.md"]
+    "name",
+    ["LICENSE", "LICENCE.txt", "Licence", "license-2.0", "NOTICE", "USE_POLICY.md"],
 )
 def test_a_licence_is_downloaded_and_copied(name):
     assert is_carried(name)
@@ -218,7 +317,9 @@ def test_a_licence_is_downloaded_and_copied(name):
 
 
 def test_a_published_command_contains_no_folders():
-    typed = "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k"
+    typed = (
+        "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k"
+    )
     typed += " --text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]'"
     typed += " --recipe ./mine.yaml --push me/llama"
     shown = "ropepatch extend 'llama 2' --to 32k --text=books --out x --set 'divisors=[1.0, 2.0]'"
@@ -227,16 +328,31 @@ def test_a_published_command_contains_no_folders():
 
 
 PARTS = st.lists(
-    st.text("abcxyz =-_.'\"$é", min_size=1, max_size=8).filter(str.strip), min_size=1, max_size=3
+    st.text("abcxyz =-_.'\"$é", min_size=1, max_size=8).filter(str.strip),
+    min_size=1,
+    max_size=3,
 )
 
 
-@given(PARTS, st.sampled_from(["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]))
+@given(
+    PARTS,
+    st.sampled_from(
+        ["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]
+    ),
+)
 def test_published_data_contains_no_folder_of_the_user(parts, root):
     path = root + "/".join(parts)
-    command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
-    text = {"text": "a/b:c", "data": {"sources": [{"text": path}]}, "recipe_texts": [path]}
-    shown = without_paths({"model": {"name": path}, "command": command, "parameters": text})
+    command = shlex.join(
+        ["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"]
+    )
+    text = {
+        "text": "a/b:c",
+        "data": {"sources": [{"text": path}]},
+        "recipe_texts": [path],
+    }
+    shown = without_paths(
+        {"model": {"name": path}, "command": command, "parameters": text}
+    )
     assert "zorro" not in json.dumps(shown)
     assert shown["parameters"]["text"] == "a/b:c"
 
@@ -247,7 +363,10 @@ def test_a_folder_may_have_the_name_of_a_gguf_file(shards, tmp_path):
 
 
 def test_an_adapter_on_the_hub_is_an_adapter_without_its_weights_too(hub, run):
-    hub.create("a/adapter", {"adapter_config.json": json.dumps({"base_model_name_or_path": NAME}).encode()})
+    hub.create(
+        "a/adapter",
+        {"adapter_config.json": json.dumps({"base_model_name_or_path": NAME}).encode()},
+    )
     with pytest.raises(RopepatchError, match="a/adapter holds a PEFT adapter"):
         ropepatch.plan("a/adapter", to=256)
     codes = [finding.code for finding in diagnose("a/adapter", measure=False).findings]

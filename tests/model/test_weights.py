@@ -49,7 +49,9 @@ def both(sharded) -> Path:
 
 
 def stock_weights(folder: Path) -> dict[str, torch.Tensor]:
-    weights = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).state_dict()
+    weights = AutoModelForCausalLM.from_pretrained(
+        folder, use_safetensors=True
+    ).state_dict()
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
@@ -66,7 +68,9 @@ def refusal(folder: Path) -> str:
 
 def test_headers_list_every_tensor_and_file_once(single, sharded):
     (single / "pytorch_model.bin").write_bytes(b"never opened")
-    expected = {name: tuple(tensor.shape) for name, tensor in load_file(single / SINGLE).items()}
+    expected = {
+        name: tuple(tensor.shape) for name, tensor in load_file(single / SINGLE).items()
+    }
     for folder, files in (
         (single, (single / SINGLE,)),
         (sharded, (sharded / INDEX, *sorted(sharded.glob("*.safetensors")))),
@@ -79,13 +83,17 @@ def test_headers_list_every_tensor_and_file_once(single, sharded):
 def test_a_terabyte_of_weights_is_checked_by_its_header(tmp_path):
     """The file is sparse: reading it would take minutes."""
     size = 1 << 40
-    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    header = json.dumps(
+        {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    ).encode()
     with (tmp_path / SINGLE).open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
     weights = read_headers(tmp_path)
     assert weights.shapes == {"w": (size,)}
-    with pytest.raises(RopepatchError, match=r"needs 1099\.5 GB"):  # the copy is not sparse
+    with pytest.raises(
+        RopepatchError, match=r"needs 1099\.5 GB"
+    ):  # the copy is not sparse
         check_space("the copy", tmp_path, weights.num_bytes, hint="")
 
 
@@ -93,16 +101,29 @@ def test_a_terabyte_of_weights_is_checked_by_its_header(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "config.json", ["x.safetensors"]]
+    "name",
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "config.json",
+        ["x.safetensors"],
+    ],
 )
 def test_an_index_with_a_file_outside_its_folder_is_rejected(sharded, name):
     save_file({}, sharded.parent / "x.safetensors")
     index = json.loads((sharded / INDEX).read_text())
-    edit_json(sharded / INDEX, weight_map=index["weight_map"] | {"model.norm.weight": name})
-    assert f"names {name!r}, expected a *.safetensors file beside it" in refusal(sharded)
+    edit_json(
+        sharded / INDEX, weight_map=index["weight_map"] | {"model.norm.weight": name}
+    )
+    assert f"names {name!r}, expected a *.safetensors file beside it" in refusal(
+        sharded
+    )
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt"]
+)
 def test_weights_only_as_pickle_are_rejected_with_the_reason(single, name):
     (single / SINGLE).rename(single / name)
     assert f"as a pickle ({name}), which can run code" in refusal(single)
@@ -118,7 +139,9 @@ def test_a_file_too_large_to_map_raises_a_one_line_error(single, monkeypatch):
     assert finding.code == "weights-unreadable"
 
 
-def test_weights_without_read_permission_are_not_reported_as_missing(single, monkeypatch):
+def test_weights_without_read_permission_are_not_reported_as_missing(
+    single, monkeypatch
+):
     """The error is simulated, since root may read anything."""
     opened = Path.open
 
@@ -134,7 +157,9 @@ def test_weights_without_read_permission_are_not_reported_as_missing(single, mon
 # Two sets of weights
 
 
-def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extended(both, tmp_path):
+def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extended(
+    both, tmp_path
+):
     """modeling_utils.py of transformers 5.4 to 5.24, _get_resolved_checkpoint_files."""
     loaded, weights = stock_weights(both), read_headers(both)
     assert weights.files == (both / SINGLE,)
@@ -144,23 +169,39 @@ def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extende
     assert [file.name for file in out.glob("*.safetensors*")] == [SINGLE]
     assert same(stock_weights(out), loaded)
     before = fingerprint(weights)
-    save_file({name: tensor + 1 for name, tensor in stored.items()}, both / SINGLE, {"format": "pt"})
+    save_file(
+        {name: tensor + 1 for name, tensor in stored.items()},
+        both / SINGLE,
+        {"format": "pt"},
+    )
     assert fingerprint(read_headers(both)) != before
 
 
 # Weights of another model, and copies
 
 
-def test_weights_of_another_model_are_rejected_unless_the_loader_may_rename_them(single):
+def test_weights_of_another_model_are_rejected_unless_the_loader_may_rename_them(
+    single,
+):
     weights = read_headers(single)
     copied = weights.shapes | {"model.copy.weight": (4, 4)}
-    with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.copy\.weight"):
+    with pytest.raises(
+        RopepatchError, match=r"1 missing keys, for instance model\.copy\.weight"
+    ):
         check_fit(weights, copied)
     check_fit(weights, copied, frozenset({"model.copy.weight"}))
-    newer = {name.replace("lm_head", "newer_head"): shape for name, shape in weights.shapes.items()}
+    newer = {
+        name.replace("lm_head", "newer_head"): shape
+        for name, shape in weights.shapes.items()
+    }
     check_fit(weights, newer | {"model.one_more": (7,)})
-    with pytest.raises(RopepatchError, match=r"they hold no tensor, expected names like lm_head\.weight"):
-        check_fit(Weights((), {}), {"lm_head.weight": (48, 32), "model.norm.weight": (32,)})
+    with pytest.raises(
+        RopepatchError,
+        match=r"they hold no tensor, expected names like lm_head\.weight",
+    ):
+        check_fit(
+            Weights((), {}), {"lm_head.weight": (48, 32), "model.norm.weight": (32,)}
+        )
 
 
 def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch):
@@ -171,14 +212,28 @@ def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch):
     (tmp_path / "copy").mkdir()
     seen = []
     monkeypatch.setattr(weights_module, "_reflink", lambda origin, target: False)
-    clone_files(files, tmp_path / "copy", link=False, progress=lambda *bytes_: seen.append(bytes_))
-    assert all((tmp_path / "copy" / file.name).read_bytes() == file.read_bytes() for file in files)
+    clone_files(
+        files,
+        tmp_path / "copy",
+        link=False,
+        progress=lambda *bytes_: seen.append(bytes_),
+    )
+    assert all(
+        (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
+        for file in files
+    )
     size = files[0].stat().st_size
-    done = [begin + copied for begin in (0, size) for copied in (*range(1000, size, 1000), size, size)]
+    done = [
+        begin + copied
+        for begin in (0, size)
+        for copied in (*range(1000, size, 1000), size, size)
+    ]
     assert seen == [(number, 2 * size) for number in done]
 
 
-def test_the_fingerprint_depends_on_first_middle_and_last_bytes_length_and_name(tmp_path):
+def test_the_fingerprint_depends_on_first_middle_and_last_bytes_length_and_name(
+    tmp_path,
+):
     """The files are longer than one sample."""
     size = 3 << 20
 
@@ -187,8 +242,14 @@ def test_the_fingerprint_depends_on_first_middle_and_last_bytes_length_and_name(
         (tmp_path / name).write_bytes(content)
         return fingerprint(Weights((tmp_path / "first", tmp_path / name), {}))
 
-    changed = [bytes(at) + b"1" + bytes(size - at - 1) for at in (0, size // 2, size - 1)]
-    prints = [print_of(bytes(size)), *map(print_of, changed), print_of(bytes(size + (1 << 20)))]
+    changed = [
+        bytes(at) + b"1" + bytes(size - at - 1) for at in (0, size // 2, size - 1)
+    ]
+    prints = [
+        print_of(bytes(size)),
+        *map(print_of, changed),
+        print_of(bytes(size + (1 << 20))),
+    ]
     prints.append(print_of(bytes(size), "other.safetensors"))
     assert print_of(bytes(size)) == prints[0]
     assert len({*prints}) == 6

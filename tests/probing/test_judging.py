@@ -19,7 +19,14 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import CUT_OFF, OTHER_MODEL, UNDECIDED, divergence, judge
 from ropepatch.probing.making import make_reading
-from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
+from ropepatch.probing.mistakes import (
+    DOUBLED,
+    FACTORLESS,
+    MISREAD,
+    TWICE,
+    UNSCALED,
+    ropes,
+)
 
 METHODS = ("yarn", "llama3", "linear", "ntk", "longrope")
 PRECISIONS = ("bfloat16", "float16", "q8")
@@ -49,7 +56,9 @@ def checkpoint(shared, tmp_path_factory):
 def answers(folder: Path, reading, *, count: int = 20, **engine):
     key = tuple(engine.items())
     if (folder, key) not in COMPUTED:
-        COMPUTED[folder, key] = Engine(folder, **engine).tops(reading.source.ids[:-1], reading.positions)
+        COMPUTED[folder, key] = Engine(folder, **engine).tops(
+            reading.source.ids[:-1], reading.positions
+        )
     return [dict(list(top.items())[:count]) for top in COMPUTED[folder, key]]
 
 
@@ -61,38 +70,58 @@ def answers(folder: Path, reading, *, count: int = 20, **engine):
             (mistake, 10, {"mistake": mistake, "precision": "q8"})
             for mistake in (UNSCALED, TWICE, FACTORLESS)
         ),
-        *((mistake, 10, {"mistake": mistake, "precision": "q8"}) for mistake in (DOUBLED, MISREAD)),
+        *(
+            (mistake, 10, {"mistake": mistake, "precision": "q8"})
+            for mistake in (DOUBLED, MISREAD)
+        ),
         (OTHER_MODEL, 20, {"noise": 0.2}),
     ],
 )
-def test_the_verdict_identifies_what_an_engine_computes(checkpoint, verdict, count, engine):
+def test_the_verdict_identifies_what_an_engine_computes(
+    checkpoint, verdict, count, engine
+):
     folder, reading = checkpoint()
     judgement = judge(reading, answers(folder, reading, count=count, **engine))
     assert judgement.verdict == verdict, judgement
     assert judgement.noise < 0.01 or verdict == OTHER_MODEL
 
 
-def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(checkpoint):
+def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(
+    checkpoint,
+):
     folder, reading = checkpoint()
     right = answers(folder, reading)
     truncated = up_to(256, right, reading)
     judgement = judge(reading, truncated, limit=256)
     assert (judgement.verdict, judgement.limit) == (CUT_OFF, 256)
-    assert str(judgement).startswith("WRONG: the server truncates prompts (at 256 tokens")
-    for tops in (truncated, [*right[:3], *[None] * (len(right) - 3)], [None] * len(right)):
+    assert str(judgement).startswith(
+        "WRONG: the server truncates prompts (at 256 tokens"
+    )
+    for tops in (
+        truncated,
+        [*right[:3], *[None] * (len(right) - 3)],
+        [None] * len(right),
+    ):
         assert judge(reading, tops).verdict == UNDECIDED
 
 
 def up_to(limit: int, tops, reading):
-    return [top if at <= limit else None for top, at in zip(tops, reading.positions, strict=True)]
+    return [
+        top if at <= limit else None
+        for top, at in zip(tops, reading.positions, strict=True)
+    ]
 
 
 def test_an_engine_that_refuses_long_prompts_is_judged_up_to_its_limit(checkpoint):
     folder, reading = checkpoint()
     middle = (reading.window + reading.target) // 2
-    judgement = judge(reading, up_to(middle, answers(folder, reading), reading), middle, refuses=True)
+    judgement = judge(
+        reading, up_to(middle, answers(folder, reading), reading), middle, refuses=True
+    )
     assert (judgement.verdict, judgement.limit) == (RIGHT, middle)
-    assert str(judgement).startswith(f"OK up to {middle:,} tokens; the server refuses more (KL ")
+    assert str(judgement).startswith(
+        f"OK up to {middle:,} tokens; the server refuses more (KL "
+    )
     wrong = up_to(middle, answers(folder, reading, mistake=UNSCALED), reading)
     judgement = judge(reading, wrong, middle, refuses=True)
     assert (judgement.verdict, judgement.limit) == (UNSCALED, middle)
@@ -115,7 +144,10 @@ def fingerprints(tmp_path_factory):
     plan = ropepatch.plan("tiny", to="4x", method="yarn")
     folder = writing.write(plan, tmp_path_factory.mktemp("fingerprints") / "out").path
     checkpoint = Checkpoint(folder)
-    return folder, {2: make_reading(checkpoint, hypotheses=(RIGHT, UNSCALED)), 6: make_reading(checkpoint)}
+    return folder, {
+        2: make_reading(checkpoint, hypotheses=(RIGHT, UNSCALED)),
+        6: make_reading(checkpoint),
+    }
 
 
 def with_parameters(engine, **parameters):
@@ -128,7 +160,9 @@ def with_parameters(engine, **parameters):
 @pytest.mark.parametrize("hypotheses", [2, 6])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("parameters", UNNAMED, ids=str)
-def test_an_engine_with_other_rope_parameters_is_never_right(fingerprints, hypotheses, precision, parameters):
+def test_an_engine_with_other_rope_parameters_is_never_right(
+    fingerprints, hypotheses, precision, parameters
+):
     folder, readings = fingerprints
     reading = readings[hypotheses]
     assert len(reading.tops) == hypotheses
@@ -140,7 +174,9 @@ def test_an_engine_with_other_rope_parameters_is_never_right(fingerprints, hypot
 
 
 def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
-    folder = writing.write(ropepatch.plan("tiny", to="4x", method="linear"), tmp_path / "out").path
+    folder = writing.write(
+        ropepatch.plan("tiny", to="4x", method="linear"), tmp_path / "out"
+    ).path
     reading = make_reading(Checkpoint(folder))
     base = Checkpoint(folder).config.rope_parameters["rope_theta"]
     engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
@@ -150,9 +186,13 @@ def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_
 
 @pytest.mark.parametrize("hypotheses", [2, 6])
 @pytest.mark.parametrize("precision", ["float32", *PRECISIONS])
-def test_a_right_engine_is_right_in_every_precision(fingerprints, hypotheses, precision):
+def test_a_right_engine_is_right_in_every_precision(
+    fingerprints, hypotheses, precision
+):
     folder, readings = fingerprints
-    judgement = judge(readings[hypotheses], answers(folder, readings[hypotheses], precision=precision))
+    judgement = judge(
+        readings[hypotheses], answers(folder, readings[hypotheses], precision=precision)
+    )
     assert judgement.is_right, judgement
 
 
@@ -163,7 +203,8 @@ def test_two_hypotheses_suffice_for_a_right_engine(checkpoint, name, method):
     tops = {hypothesis: reading.tops[hypothesis] for hypothesis in (RIGHT, UNSCALED)}
     for precision in PRECISIONS:
         judgement = judge(
-            reading.model_copy(update={"tops": tops}), answers(folder, reading, precision=precision)
+            reading.model_copy(update={"tops": tops}),
+            answers(folder, reading, precision=precision),
         )
         assert judgement.is_right, (precision, judgement)
 
@@ -173,29 +214,43 @@ def test_an_unknown_mistake_is_undecided_or_another_model(checkpoint):
     engine = Engine(folder)
     table = ropes(records.read(folder))[RIGHT]
     engine.rotary = type(engine.rotary)(engine.model.config)
-    engine.rotary.inv_freq = table.inv_freq * torch.linspace(1, 1.5, len(table.inv_freq))
+    engine.rotary.inv_freq = table.inv_freq * torch.linspace(
+        1, 1.5, len(table.inv_freq)
+    )
     engine.rotary.attention_scaling = table.attention_factor
     judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
     assert judgement.verdict in (UNDECIDED, OTHER_MODEL)
 
 
 @pytest.mark.parametrize(("method", "verdict"), [("yarn", UNDECIDED), ("none", RIGHT)])
-def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscaled(method, verdict, tmp_path):
+def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscaled(
+    method, verdict, tmp_path
+):
     source = write_checkpoint(tmp_path / "without_queries")
     model = AutoModelForCausalLM.from_pretrained(source)
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
     model.save_pretrained(source)
-    folder = writing.write(ropepatch.plan(source, to="4x", method=method), tmp_path / "out").path
+    folder = writing.write(
+        ropepatch.plan(source, to="4x", method=method), tmp_path / "out"
+    ).path
     reading = make_reading(Checkpoint(folder))
     assert judge(reading, answers(folder, reading)).verdict == verdict
 
 
 def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(checkpoint):
     folder, reading = checkpoint()
-    right, unscaled = answers(folder, reading), answers(folder, reading, mistake=UNSCALED, precision="q8")
+    right, unscaled = (
+        answers(folder, reading),
+        answers(folder, reading, mistake=UNSCALED, precision="q8"),
+    )
     mixed = [
-        {k: math.log(0.7 * math.exp(one.get(k, -30)) + 0.3 * math.exp(two.get(k, -30))) for k in one | two}
+        {
+            k: math.log(
+                0.7 * math.exp(one.get(k, -30)) + 0.3 * math.exp(two.get(k, -30))
+            )
+            for k in one | two
+        }
         if beyond
         else one
         for one, two, beyond in zip(right, unscaled, reading.beyond, strict=True)
@@ -206,17 +261,23 @@ def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(checkpoint):
 def test_the_divergence_equals_kullback_leibler_if_all_tokens_are_listed():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     tops = [dict(enumerate(values.log().tolist())) for values in (p, q)]
-    assert divergence(*tops) == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
+    assert divergence(*tops) == pytest.approx(
+        (p * (p / q).log()).sum().item(), rel=1e-4
+    )
     assert divergence(tops[0], tops[0]) == 0
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
-def test_the_divergence_of_the_most_probable_tokens_never_exceeds_kullback_leibler(count):
+def test_the_divergence_of_the_most_probable_tokens_never_exceeds_kullback_leibler(
+    count,
+):
     generator = torch.Generator().manual_seed(0)
     for spread in (0.01, 0.1, 1.0, 4.0):
         for _ in range(50):
             logits = 3 * torch.randn(60, generator=generator, dtype=torch.float64)
-            other = logits + spread * torch.randn(60, generator=generator, dtype=torch.float64)
+            other = logits + spread * torch.randn(
+                60, generator=generator, dtype=torch.float64
+            )
             p, q = logits.log_softmax(-1), other.log_softmax(-1)
             values, tokens = zip(p.topk(20), q.topk(count), strict=True)
             expected, got = (
@@ -227,29 +288,42 @@ def test_the_divergence_of_the_most_probable_tokens_never_exceeds_kullback_leibl
 
 
 def test_tokens_that_one_list_lacks_count_as_far_apart():
-    expected, got = {0: math.log(0.9), 1: math.log(0.09)}, {2: math.log(0.6), 3: math.log(0.001)}
+    expected, got = (
+        {0: math.log(0.9), 1: math.log(0.09)},
+        {2: math.log(0.6), 3: math.log(0.001)},
+    )
     assert divergence(expected, got) > 0.9 * math.log(0.9 / 0.002) - 1
     assert divergence(got, expected) > 0.1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", [RIGHT, UNSCALED, TWICE, FACTORLESS, "other weights", *PRECISIONS])
+@pytest.mark.parametrize(
+    "case", [RIGHT, UNSCALED, TWICE, FACTORLESS, "other weights", *PRECISIONS]
+)
 def test_all_twenty_random_engines_get_the_expected_verdict(checkpoint, method, case):
     wrong = []
     for number in range(DRAWS):
         draw = random.Random(repr((method, case, number)))
-        name, factor = draw.choice(("babyllama-361", "stories-260k")), draw.choice((3, 4, 6))
+        name, factor = (
+            draw.choice(("babyllama-361", "stories-260k")),
+            draw.choice((3, 4, 6)),
+        )
         precision, count = draw.choice(PRECISIONS), draw.choice((20, 20, 10, 5))
         folder, reading = checkpoint(name, method, factor)
         if case == "other weights":
             expected, engine = OTHER_MODEL, {"noise": 0.25}
-        elif case not in reading.tops:  # right; or the mistake does not change this method noticeably
+        elif (
+            case not in reading.tops
+        ):  # right; or the mistake does not change this method noticeably
             expected, engine = RIGHT, {}
             precision = case if case in PRECISIONS else precision
         else:
             expected, engine = case, {"mistake": case}
-        judgement = judge(reading, answers(folder, reading, precision=precision, count=count, **engine))
+        judgement = judge(
+            reading,
+            answers(folder, reading, precision=precision, count=count, **engine),
+        )
         if judgement.verdict != expected:
             wrong.append((number, name, factor, precision, count, str(judgement)))
     assert not wrong

@@ -17,7 +17,14 @@ from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing import making
-from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
+from ropepatch.probing.mistakes import (
+    DOUBLED,
+    FACTORLESS,
+    MISREAD,
+    TWICE,
+    UNSCALED,
+    ropes,
+)
 from ropepatch.probing.text import draw_source, source_ids
 
 
@@ -26,7 +33,9 @@ def copied(extended, tmp_path):
     return shutil.copytree(extended, tmp_path / "copy")
 
 
-def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_original_context(extended):
+def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_original_context(
+    extended,
+):
     reading = readings.read(extended)
     assert (extended / readings.FILE).stat().st_size <= 200_000
     assert reading.weights == Checkpoint(extended).fingerprint
@@ -38,7 +47,9 @@ def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_origina
         computed = Engine(extended, name).log_probs(reading.source.ids[:-1])
         for row, position in enumerate(reading.positions):
             for token, log_prob in tops.rows()[row].items():
-                assert log_prob == pytest.approx(computed[position - 1, token].item(), abs=2e-3)
+                assert log_prob == pytest.approx(
+                    computed[position - 1, token].item(), abs=2e-3
+                )
 
 
 def test_a_long_text_is_stored_without_token_ids_and_regenerated(extended, monkeypatch):
@@ -64,7 +75,8 @@ def lacks_its_unknown_token(text, **_):
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [None, lambda text, **_: SimpleNamespace(input_ids=[]), lacks_its_unknown_token]
+    "tokenizer",
+    [None, lambda text, **_: SimpleNamespace(input_ids=[]), lacks_its_unknown_token],
 )
 def test_without_a_usable_tokenizer_the_text_is_random_tokens(tokenizer):
     source = draw_source(tokenizer, 48, 300, 0)
@@ -84,24 +96,38 @@ def test_without_a_usable_tokenizer_the_text_is_random_tokens(tokenizer):
 )
 def test_extend_prints_why_there_is_no_fingerprint(tmp_path, options, reason):
     said = []
-    out = ropepatch.extend("tiny", tmp_path / "out", **{"to": "2x"} | options, say=said.append).folder
+    out = ropepatch.extend(
+        "tiny", tmp_path / "out", **{"to": "2x"} | options, say=said.append
+    ).folder
     assert not readings.exists(out)
-    assert [line for line in said if line.startswith("no reading.json: ") and reason in line]
+    assert [
+        line for line in said if line.startswith("no reading.json: ") and reason in line
+    ]
 
 
-def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(extended, monkeypatch):
+def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(
+    extended, monkeypatch
+):
     checkpoint, record = Checkpoint(extended), records.read(extended)
     assert making.affordable(checkpoint, record, "cpu") == tuple(ropes(record))
-    monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3.5 * making._operations(checkpoint, record)})
+    monkeypatch.setattr(
+        making, "MOST_WORK", {"cpu": 3.5 * making._operations(checkpoint, record)}
+    )
     assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
-    monkeypatch.setattr(making, "HOUR", {"cpu": 120 * making._operations(checkpoint, record)})
+    monkeypatch.setattr(
+        making, "HOUR", {"cpu": 120 * making._operations(checkpoint, record)}
+    )
     minutes = f"takes about {len(ropes(record)) + 1} min at {record.target} tokens; `reading` does it anyway"
     assert minutes in making.affordable(checkpoint, record, "cpu")
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)
     assert "GB of memory" in making.affordable(checkpoint, record, "cpu")
-    assert making.affordable(checkpoint, record, "mps") == making.affordable(checkpoint, record, "cpu")
-    assert making.duration(checkpoint, record, "mps") == making.duration(checkpoint, record, "cpu")
+    assert making.affordable(checkpoint, record, "mps") == making.affordable(
+        checkpoint, record, "cpu"
+    )
+    assert making.duration(checkpoint, record, "mps") == making.duration(
+        checkpoint, record, "cpu"
+    )
 
 
 def test_extend_warns_where_no_rope_error_changes_the_predictions(tmp_path):
@@ -112,7 +138,9 @@ def test_extend_warns_where_no_rope_error_changes_the_predictions(tmp_path):
     model.save_pretrained(source)
     said = []
     for number, model in enumerate((source, "tiny")):
-        ropepatch.extend(model, tmp_path / f"out {number}", to="4x", reading=True, say=said.append)
+        ropepatch.extend(
+            model, tmp_path / f"out {number}", to="4x", reading=True, say=said.append
+        )
     (warning,) = [line for line in said if "cannot show a RoPE error" in line]
     assert warning.startswith("warning: reading.json ")
 

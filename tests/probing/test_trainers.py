@@ -5,7 +5,12 @@ import logging
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -20,16 +25,23 @@ def loaded(folder, rope=RIGHT, dtype=None):
     """The model as a trainer loads it, in train mode, with the RoPE of a hypothesis."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     table, rotary = ropes(records.read(folder))[rope], model.model.rotary_emb
-    rotary.inv_freq, rotary.attention_scaling = table.inv_freq.clone(), table.attention_factor
+    rotary.inv_freq, rotary.attention_scaling = (
+        table.inv_freq.clone(),
+        table.attention_factor,
+    )
     return model.train()
 
 
 def fine_tuned(model):
-    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    return get_peft_model(
+        model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
 
 
 def checkpointing(model):
-    newer = getattr(model, "activation_checkpointing_enable", None)  # since transformers 5.19
+    newer = getattr(
+        model, "activation_checkpointing_enable", None
+    )  # since transformers 5.19
     (newer or model.gradient_checkpointing_enable)()
     return model
 
@@ -51,15 +63,26 @@ def test_probe_identifies_every_mistake_of_a_model_in_memory(extended):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_probe_recognises_a_correct_wrapped_model_and_leaves_it_unchanged(extended, way):
-    model = WAYS[way](loaded(extended, dtype=torch.bfloat16 if way == "bfloat16" else None))
-    next(model.modules()).training = False  # one module is in another mode than the others
+def test_probe_recognises_a_correct_wrapped_model_and_leaves_it_unchanged(
+    extended, way
+):
+    model = WAYS[way](
+        loaded(extended, dtype=torch.bfloat16 if way == "bfloat16" else None)
+    )
+    next(
+        model.modules()
+    ).training = False  # one module is in another mode than the others
     modes = [module.training for module in model.modules()]
     assert any(modes)
-    assert ropepatch.probe(model).is_right  # compared with the checkpoint that its config names
+    assert ropepatch.probe(
+        model
+    ).is_right  # compared with the checkpoint that its config names
     assert [module.training for module in model.modules()] == modes
     assert all(weight.grad is None for weight in model.parameters())
-    loss = model(input_ids=torch.ones(1, 8, dtype=torch.long), labels=torch.ones(1, 8, dtype=torch.long)).loss
+    loss = model(
+        input_ids=torch.ones(1, 8, dtype=torch.long),
+        labels=torch.ones(1, 8, dtype=torch.long),
+    ).loss
     loss.backward()
 
 
@@ -77,20 +100,33 @@ def test_probe_identifies_other_weights_and_raises_an_error_for_nan(extended):
 
 def trained(model, folder, place, steps=4, callbacks=(), resume=None, **options):
     arguments = TrainingArguments(
-        output_dir=str(place), max_steps=steps, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
+        output_dir=str(place),
+        max_steps=steps,
+        save_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
     )
     rows = [{"input_ids": [3, 4, 5, 6], "labels": [3, 4, 5, 6]}] * 8
     probe = ropepatch.ProbeCallback(folder, **options)
-    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[*callbacks, probe])
+    trainer = Trainer(
+        model, arguments, train_dataset=rows, callbacks=[*callbacks, probe]
+    )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
 def said(caplog):
-    return [one.getMessage().partition(", ")[2] for one in caplog.records if one.name == "ropepatch"]
+    return [
+        one.getMessage().partition(", ")[2]
+        for one in caplog.records
+        if one.name == "ropepatch"
+    ]
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, fine_tuned], ids=["all weights", "fine-tuned"])
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, fine_tuned], ids=["all weights", "fine-tuned"]
+)
 def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
     extended, tmp_path, caplog, wrap
 ):
@@ -100,18 +136,30 @@ def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
     assert begin.startswith("step 0: OK: the model applies the RoPE scaling")
     assert later == "step 3: OK: the RoPE tables match the checkpoint"
     caplog.clear()  # a resumed training is not probed: its weights have changed
-    trained(wrap(loaded(extended)), extended, tmp_path, every=9, resume=str(tmp_path / "checkpoint-2"))
+    trained(
+        wrap(loaded(extended)),
+        extended,
+        tmp_path,
+        every=9,
+        resume=str(tmp_path / "checkpoint-2"),
+    )
     assert said(caplog) == ["step 2: OK: the RoPE tables match the checkpoint"]
 
 
-def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(extended, tmp_path, caplog):
+def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(
+    extended, tmp_path, caplog
+):
     model = loaded(extended, UNSCALED)
     before = model.lm_head.weight.clone()
-    with pytest.raises(RopepatchError, match=r"step 0: WRONG: the model ignores the RoPE scaling"):
+    with pytest.raises(
+        RopepatchError, match=r"step 0: WRONG: the model ignores the RoPE scaling"
+    ):
         trained(model, extended, tmp_path)
     assert torch.equal(model.lm_head.weight, before)
     trained(model, extended, tmp_path, steps=1, every=1, raises=False)
-    assert [one.levelname for one in caplog.records if one.name == "ropepatch"] == ["WARNING"] * 2
+    assert [one.levelname for one in caplog.records if one.name == "ropepatch"] == [
+        "WARNING"
+    ] * 2
     assert "the RoPE in memory is not the config's" in said(caplog)[1]
 
 

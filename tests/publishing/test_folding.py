@@ -38,13 +38,19 @@ def folded(yarn) -> Path:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+    return {
+        name: t
+        for file in folder.glob("*.safetensors")
+        for name, t in load_file(file).items()
+    }
 
 
 @torch.inference_mode()
 def logits(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    ids = torch.randint(3, VOCABULARY, (2, TARGET), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        3, VOCABULARY, (2, TARGET), generator=torch.Generator().manual_seed(1)
+    )
     return model(ids, use_cache=False).logits
 
 
@@ -77,13 +83,22 @@ def record(folder: Path) -> dict:
 def test_the_factor_becomes_1_in_every_key_that_an_engine_may_read(folded):
     config = json.loads((folded / "config.json").read_text())
     for parameters in (config["rope_parameters"], config["rope_scaling"]):
-        factors = (parameters.get(key, 1.0) for key in ("attention_factor", "short_mscale", "long_mscale"))
+        factors = (
+            parameters.get(key, 1.0)
+            for key in ("attention_factor", "short_mscale", "long_mscale")
+        )
         assert set(factors) == {1.0}
         # Engines that derive a factor take it from the ratio of these two.
-        assert parameters["original_max_position_embeddings"] == config["max_position_embeddings"] == TARGET
+        assert (
+            parameters["original_max_position_embeddings"]
+            == config["max_position_embeddings"]
+            == TARGET
+        )
 
 
-def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(yarn, folded):
+def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(
+    yarn, folded
+):
     a = record(yarn)["attention_factor"]
     before, after = weights(yarn), weights(folded)
     assert before.keys() == after.keys()
@@ -104,7 +119,9 @@ def test_every_method_with_a_factor_of_its_own_can_be_folded(shards, tmp_path, m
         with pytest.raises(RopepatchError, match="attention factor 1"):
             fold_attention(made, tmp_path / "folded")
     else:
-        assert largest_difference(made, fold_attention(made, tmp_path / "folded")) < 1e-5
+        assert (
+            largest_difference(made, fold_attention(made, tmp_path / "folded")) < 1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +134,9 @@ def test_every_method_with_a_factor_of_its_own_can_be_folded(shards, tmp_path, m
         ("mixtral", "q_proj.weight"),
     ],
 )
-def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_type, folded_into):
+def test_other_families_fold_where_their_queries_get_their_size(
+    tmp_path, model_type, folded_into
+):
     needs(model_type)
     model = random_model(model_type)
     made = extension_of(model, tmp_path)
@@ -144,11 +163,15 @@ def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
 
 
 def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path):
-    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made", reading=False).folder
+    made = ropepatch.extend(
+        ropepatch.plan("tiny", to=1024), tmp_path / "made", reading=False
+    ).folder
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
     out = fold_attention(made, tmp_path / "out")
-    assert {t.dtype for name, t in weights(out).items() if "q_proj" in name} == {torch.float32}
+    assert {t.dtype for name, t in weights(out).items() if "q_proj" in name} == {
+        torch.float32
+    }
     assert float(record(out)["verified"]["logits"].split()[1]) < 1e-5
 
 
@@ -162,13 +185,22 @@ def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, fold
     assert after["verified"]["frequencies"] == "equal"
 
 
-def test_of_a_stranger_or_after_a_measurement_only_what_holds_is_on_record(yarn, tmp_path):
+def test_of_a_stranger_or_after_a_measurement_only_what_holds_is_on_record(
+    yarn, tmp_path
+):
     """The results are those of other weights."""
     measured = Path(shutil.copytree(yarn, tmp_path / "measured"))
     evaluation = {"model": "x", "trained": 64, "target": 256, "tasks": []}
-    edit_json(measured / "ropepatch.json", evaluation=evaluation, command="ropepatch extend")
-    assert not {"evaluation", "command"} & record(fold_attention(measured, tmp_path / "out")).keys()
-    (measured / "ropepatch.json").unlink()  # as a checkpoint that ropepatch did not make
+    edit_json(
+        measured / "ropepatch.json", evaluation=evaluation, command="ropepatch extend"
+    )
+    assert (
+        not {"evaluation", "command"}
+        & record(fold_attention(measured, tmp_path / "out")).keys()
+    )
+    (
+        measured / "ropepatch.json"
+    ).unlink()  # as a checkpoint that ropepatch did not make
     out = fold_attention(measured, tmp_path / "again")
     assert largest_difference(measured, out) < 1e-5
     assert record(out)["folded_attention_factor"] > 1
@@ -188,13 +220,18 @@ def refused(source: Path, tmp_path: Path) -> str:
 def test_a_factor_of_1_and_quantised_weights_are_refused(shards, yarn, tmp_path):
     assert "attention factor 1" in refused(shards, tmp_path)
     source = Path(shutil.copytree(yarn, tmp_path / "source"))
-    edit_json(source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    edit_json(
+        source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4}
+    )
     assert "quantised" in refused(source, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("model_type", "reason"),
-    [("phi3", "no projection to queries alone"), ("gpt_neox", "only part of each head")],
+    [
+        ("phi3", "no projection to queries alone"),
+        ("gpt_neox", "only part of each head"),
+    ],
 )
 def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, reason):
     made = extension_of(tiny_model(model_type), tmp_path)
@@ -202,9 +239,13 @@ def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, 
 
 
 @pytest.mark.parametrize("power", [0.5, 0.0])
-def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatch, power):
+def test_a_wrong_power_of_the_factor_would_be_refused(
+    yarn, tmp_path, monkeypatch, power
+):
     scaled = folding._scaled
-    monkeypatch.setattr(folding, "_scaled", lambda scale, *rest: scaled(scale**power, *rest))
+    monkeypatch.setattr(
+        folding, "_scaled", lambda scale, *rest: scaled(scale**power, *rest)
+    )
     assert "times as large" in refused(yarn, tmp_path)
 
 
@@ -217,10 +258,14 @@ def test_a_factor_that_config_json_keeps_would_be_refused(yarn, tmp_path, monkey
     assert "changes the logits" in refused(yarn, tmp_path)
 
 
-def test_rounding_that_moves_the_logits_of_a_deep_bfloat16_model_is_not_taken_for_a_fault(tmp_path):
+def test_rounding_that_moves_the_logits_of_a_deep_bfloat16_model_is_not_taken_for_a_fault(
+    tmp_path,
+):
     source = write_checkpoint(tmp_path / "source", dtype=torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    for layer in model.model.layers:  # sharp attention: a little of the queries is much of the logits
+    for layer in (
+        model.model.layers
+    ):  # sharp attention: a little of the queries is much of the logits
         layer.self_attn.q_proj.weight.data *= 16
     model.save_pretrained(source)
     made = extended(source, tmp_path / "made")
@@ -235,7 +280,9 @@ def test_weights_that_are_shortened_while_they_are_folded_are_one_line_and_leave
 
     def shortened(tensors, file, metadata):
         with (source / file.name).open("r+b") as opened:
-            opened.truncate(4096)  # of a mapped file a page that is not there any more is a SIGBUS
+            opened.truncate(
+                4096
+            )  # of a mapped file a page that is not there any more is a SIGBUS
         save(tensors, file, metadata)
 
     monkeypatch.setattr("safetensors.torch.save_file", shortened)
@@ -251,11 +298,15 @@ def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monke
     assert "changes the logits" in refused(made, tmp_path)
 
 
-def test_the_command_says_what_was_folded_and_that_the_logits_stay(yarn, tmp_path, run_here):
+def test_the_command_says_what_was_folded_and_that_the_logits_stay(
+    yarn, tmp_path, run_here
+):
     done = run_here("export", yarn, "--fold-attention", cwd=tmp_path)
     assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["yarn-folded"]
     assert "attention factor 1.1386 -> 1" in done.stdout
     assert "logits within" in done.stdout
-    as_json = run_here("export", yarn, "--fold-attention", "--out", tmp_path / "again", "--json")
+    as_json = run_here(
+        "export", yarn, "--fold-attention", "--out", tmp_path / "again", "--json"
+    )
     assert json.loads(as_json.stdout) == record(tmp_path / "again")

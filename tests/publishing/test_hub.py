@@ -33,7 +33,10 @@ WRITE_CARD = "ropepatch.publishing.hub.write_card"
 PREVIEW = "ropepatch.publishing.hub.preview_card"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
-CHANGES = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}
+CHANGES = {
+    "max_position_embeddings": 2048,
+    "rope_parameters": {"rope_type": "linear", "factor": 8.0},
+}
 CHECK = {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}
 TRAINING = RECORDS["trained"]["training"] | {"short_context": CHECK}
 RECORD = RECORDS["trained"] | {"config_changes": CHANGES, "training": TRAINING}
@@ -51,7 +54,9 @@ def folder(tmp_path) -> Path:
     folder = tmp_path / "tiny-2k"
     folder.mkdir()
     for number, shard in enumerate(SHARDS):
-        save_file({f"tensor{number}": np.full(20_000, number, np.float32)}, folder / shard)
+        save_file(
+            {f"tensor{number}": np.full(20_000, number, np.float32)}, folder / shard
+        )
     names = {f"tensor{number}": shard for number, shard in enumerate(SHARDS)}
     written = {
         INDEX: {"metadata": {}, "weight_map": names},
@@ -73,7 +78,11 @@ def folder(tmp_path) -> Path:
 def prove(folder: Path) -> None:
     """Let the record say that the weights are the verified ones."""
     weights = read_headers(folder)
-    edit_json(folder / "ropepatch.json", weights=fingerprint(weights), checksums=checksums(weights))
+    edit_json(
+        folder / "ropepatch.json",
+        weights=fingerprint(weights),
+        checksums=checksums(weights),
+    )
 
 
 @pytest.fixture
@@ -84,7 +93,11 @@ def hub(monkeypatch):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path: data for path, (_, data) in everything(folder).items() if (folder / path).is_file()}
+    return {
+        path: data
+        for path, (_, data) in everything(folder).items()
+        if (folder / path).is_file()
+    }
 
 
 def pushed(folder: Path, repo: str = NAME, **options) -> Pushed:
@@ -106,7 +119,9 @@ def refused(folder: Path, repo: str = NAME, **options) -> str:
 # Uploaded files
 
 
-def test_the_hub_then_has_the_files_of_the_folder_and_a_push_without_changes_makes_no_commit(hub, folder):
+def test_the_hub_then_has_the_files_of_the_folder_and_a_push_without_changes_makes_no_commit(
+    hub, folder
+):
     write(folder / "README.md", "# mine")
     done = pushed(folder)
     assert hub.files(NAME) == files_of(folder)
@@ -121,11 +136,24 @@ def test_the_hub_then_has_the_files_of_the_folder_and_a_push_without_changes_mak
     assert len(hub.arrived) == 3
 
 
-def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_own_is_not(hub, folder):
+def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_own_is_not(
+    hub, folder
+):
     pushed(folder)
-    kept = {"README.md": b"mine", "notes.md": b"mine", "tiny.gguf": b"mine", "onnx/model.onnx": b"mine"}
+    kept = {
+        "README.md": b"mine",
+        "notes.md": b"mine",
+        "tiny.gguf": b"mine",
+        "onnx/model.onnx": b"mine",
+    }
     hub.change(NAME, **kept)
-    gone = {*SHARDS, INDEX, "training/recipe.yaml", "evaluation/retrieval.json", "evaluation/retrieval.png"}
+    gone = {
+        *SHARDS,
+        INDEX,
+        "training/recipe.yaml",
+        "evaluation/retrieval.json",
+        "evaluation/retrieval.png",
+    }
     for name in gone:
         (folder / name).unlink()
     save_file({"tensor": np.zeros(9, np.float32)}, folder / "model.safetensors")
@@ -140,16 +168,28 @@ def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_o
     assert hub.files(NAME) == files_of(folder) | kept
 
 
-def test_weights_of_others_are_replaced_by_force_alone_and_the_rest_of_theirs_stays(hub, folder):
-    own = {"evaluation/mine.json": b"{}", "evaluation.html": b"mine", "ropepatch.txt": b""}
-    gone = {"model.safetensors": b"old", "adapter_config.json": b"{}", "adapter_model.safetensors": b"old"}
+def test_weights_of_others_are_replaced_by_force_alone_and_the_rest_of_theirs_stays(
+    hub, folder
+):
+    own = {
+        "evaluation/mine.json": b"{}",
+        "evaluation.html": b"mine",
+        "ropepatch.txt": b"",
+    }
+    gone = {
+        "model.safetensors": b"old",
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": b"old",
+    }
     same = {SHARDS[1]: (folder / SHARDS[1]).read_bytes()}
     held = own | gone | same | {SHARDS[0]: b"old"}
     hub.create(NAME, held)
     (folder / "evaluation.html").unlink()
     for dry_run in (True, False):
         said = refused(folder, dry_run=dry_run)
-        assert said.startswith(f"{NAME} contains other weights: {', '.join(sorted({*gone, *SHARDS[:2]}))} | ")
+        assert said.startswith(
+            f"{NAME} contains other weights: {', '.join(sorted({*gone, *SHARDS[:2]}))} | "
+        )
         assert "--force" in said
     assert hub.files(NAME) == held
     done = pushed(folder, force=True)
@@ -170,10 +210,14 @@ def test_a_new_branch_replaces_the_weights_and_the_card_that_main_keeps(hub, fol
     hub.create("local/other", theirs)
     hub.models["local/other"].branches["longer"] = hub.head("local/other")
     hub.change("local/other", "longer", **{"model.safetensors": b"longer"})
-    assert "local/other contains other weights" in refused(folder, "local/other", revision="longer")
+    assert "local/other contains other weights" in refused(
+        folder, "local/other", revision="longer"
+    )
 
 
-def test_a_card_of_ropepatch_is_replaced_and_one_that_somebody_else_wrote_stays(hub, folder):
+def test_a_card_of_ropepatch_is_replaced_and_one_that_somebody_else_wrote_stays(
+    hub, folder
+):
     write(folder / "README.md", OURS)
     pushed(folder)
     write(folder / "README.md", f"{OURS} newer")
@@ -183,23 +227,33 @@ def test_a_card_of_ropepatch_is_replaced_and_one_that_somebody_else_wrote_stays(
     hub.change(NAME, **{"README.md": b"# mine, written on the Hub"})
     write(folder / "merges.txt", "b c")
     hub.create("local/never-ours", {"README.md": b"# theirs"})
-    for repo, options in ((NAME, {"dry_run": True}), (NAME, {}), ("local/never-ours", {})):
+    for repo, options in (
+        (NAME, {"dry_run": True}),
+        (NAME, {}),
+        ("local/never-ours", {}),
+    ):
         done = pushed(folder, repo, **options)
         assert "README.md" not in done.files
         (note,) = done.notes
         assert note.startswith("README.md on the Hub is not from ropepatch and is kept")
-    assert hub.files(NAME) == files_of(folder) | {"README.md": b"# mine, written on the Hub"}
+    assert hub.files(NAME) == files_of(folder) | {
+        "README.md": b"# mine, written on the Hub"
+    }
     assert hub.files("local/never-ours")["README.md"] == b"# theirs"
 
 
 def test_the_model_card_is_written_before_files_are_compared_or_nothing_reaches_the_hub(
     hub, folder, monkeypatch
 ):
-    with pytest.raises(RopepatchError, match=r"retrieval\.json"):  # which no card can be written from
+    with pytest.raises(
+        RopepatchError, match=r"retrieval\.json"
+    ):  # which no card can be written from
         push(folder, NAME)
     write(folder / "README.md", "---\nlicense: [mit\n---\n")
     hub.fail(*REQUESTS["card"], 400)
-    assert refused(folder).startswith(f"cannot push to {NAME}: Invalid metadata in README.md.")
+    assert refused(folder).startswith(
+        f"cannot push to {NAME}: Invalid metadata in README.md."
+    )
     hub.faults.clear()
     assert hub.count("PUT") == 0
     asked = []
@@ -212,17 +266,25 @@ def test_the_model_card_is_written_before_files_are_compared_or_nothing_reaches_
     assert "README.md" in push(folder, "tiny-2k").files
     push(folder, NAME, revision="main")
     push(folder, NAME, revision="longer")
-    assert asked == [(folder, NAME, None), (folder, NAME, None), (folder, NAME, "longer")]
+    assert asked == [
+        (folder, NAME, None),
+        (folder, NAME, None),
+        (folder, NAME, "longer"),
+    ]
     assert hub.files(NAME)["README.md"] == b"---\nlicense: mit\n---\n# A card"
 
 
 def test_a_public_repository_is_not_silently_taken_for_a_private_one(hub, folder):
     hub.create(NAME)
     for dry_run in (False, True):
-        assert f"{NAME} exists and is public" in refused(folder, private=True, dry_run=dry_run)
+        assert f"{NAME} exists and is public" in refused(
+            folder, private=True, dry_run=dry_run
+        )
     assert hub.files(NAME) == {}
     hub.models.clear()
-    hub.fail("POST", "/api/repos/create", lambda: hub.create(NAME))  # somebody else, meanwhile
+    hub.fail(
+        "POST", "/api/repos/create", lambda: hub.create(NAME)
+    )  # somebody else, meanwhile
     assert f"{NAME} exists and is public" in refused(folder, private=True)
     assert hub.files(NAME) == {}
     hub.faults.clear()
@@ -235,22 +297,67 @@ def test_a_public_repository_is_not_silently_taken_for_a_private_one(hub, folder
 
 
 def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
-    stays = ["pytorch_model.bin", "pytorch_model.bin.index.json", "modeling_tiny.py", "optimizer.pt", ".env"]
-    stays += [".hidden.json", "x.json.partial", ".x.json.0a1b.partial", "model-00004-of-00003.safetensors"]
-    stays += ["LICENSE.bin", "NOTICE.txt.pkl", "trainer_state.json", "training_args.json", ".git/config"]
-    stays += ["additional_chat_templates/tool.py", "extra.safetensors", "training_args.bin"]
-    stays += ["evaluation/cache.pkl", "run/state.json", "credentials.json", "token.json", "config.local.json"]
-    stays += ["LICENSE_KEY.txt", "license_keys.txt", "notice_to_self_passwords.md", "tokenizer.secret.json"]
-    stays += ["passwords.txt", "params.json", "model.gguf", "training/run.pkl", "evaluation/x.json/deep"]
+    stays = [
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "modeling_tiny.py",
+        "optimizer.pt",
+        ".env",
+    ]
+    stays += [
+        ".hidden.json",
+        "x.json.partial",
+        ".x.json.0a1b.partial",
+        "model-00004-of-00003.safetensors",
+    ]
+    stays += [
+        "LICENSE.bin",
+        "NOTICE.txt.pkl",
+        "trainer_state.json",
+        "training_args.json",
+        ".git/config",
+    ]
+    stays += [
+        "additional_chat_templates/tool.py",
+        "extra.safetensors",
+        "training_args.bin",
+    ]
+    stays += [
+        "evaluation/cache.pkl",
+        "run/state.json",
+        "credentials.json",
+        "token.json",
+        "config.local.json",
+    ]
+    stays += [
+        "LICENSE_KEY.txt",
+        "license_keys.txt",
+        "notice_to_self_passwords.md",
+        "tokenizer.secret.json",
+    ]
+    stays += [
+        "passwords.txt",
+        "params.json",
+        "model.gguf",
+        "training/run.pkl",
+        "evaluation/x.json/deep",
+    ]
     sent = files_of(folder)
     for name in stays:
         write(folder / name, "{}")
-    own = ["LICENSE", "LICENSE-2.0.txt", "NOTICE.md", "additional_chat_templates/tool.jinja"]
+    own = [
+        "LICENSE",
+        "LICENSE-2.0.txt",
+        "NOTICE.md",
+        "additional_chat_templates/tool.jinja",
+    ]
     for name in own:
         write(folder / name, "own")
     done = pushed(folder)
     assert hub.files(NAME) == sent | dict.fromkeys(own, b"own")
-    named = {name for name in stays if not name.startswith((".", "run/", "evaluation/x"))}
+    named = {
+        name for name in stays if not name.startswith((".", "run/", "evaluation/x"))
+    }
     assert set(done.left_out) == {*named, "run", "evaluation/x.json"}
 
 
@@ -265,7 +372,10 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(hub, folder, name):
 
 
 LINE = "b3BlbnNzaC1rZXktdjEAAAA\n"
-KEY = "-----BEGIN OPENSSH PRIVATE" + f" KEY-----\n{LINE * 9}-----END OPENSSH PRIVATE KEY-----"
+KEY = (
+    "-----BEGIN OPENSSH PRIVATE"
+    + f" KEY-----\n{LINE * 9}-----END OPENSSH PRIVATE KEY-----"
+)
 SECRETS = {  # what is said of it, by what it is
     "the token of an organisation": ("api_of_an_organisation", "a Hub access token"),
     "a token": ("hf_" + "Zz9" * 11 + "A", "a Hub access token"),
@@ -289,16 +399,28 @@ def test_a_file_that_holds_a_token_or_a_key_is_refused_in_whatever_code_it_is_wr
 
 
 def test_what_only_looks_like_a_key_is_no_secret(tmp_path):
-    names = ["hf_hub_download_and_more_of_its_kind_", "hf_" + "a" * 33, "-----BEGIN PRIVATE KEY-----"]
+    names = [
+        "hf_hub_download_and_more_of_its_kind_",
+        "hf_" + "a" * 33,
+        "-----BEGIN PRIVATE KEY-----",
+    ]
     public = f"-----BEGIN PUBLIC KEY-----\n{LINE * 9}-----END PUBLIC KEY-----"
     for name, text in (("tokenizer.json", json.dumps(names)), ("NOTICE", public)):
         (tmp_path / name).write_text(text)
         assert check_secrets({name: tmp_path / name}) == ()
 
 
-def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(hub, folder, monkeypatch):
+def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(
+    hub, folder, monkeypatch
+):
     (folder / "examples/deep").mkdir(parents=True)
-    for name in ("notes.md", "examples/a.txt", "examples/.env", "examples/deep/b.txt", "x.gguf"):
+    for name in (
+        "notes.md",
+        "examples/a.txt",
+        "examples/.env",
+        "examples/deep/b.txt",
+        "x.gguf",
+    ):
         write(folder / name, "mine")
     with pytest.raises(RopepatchError, match=r"`include=nothing\*` names no file in"):
         pushed(folder, include=["notes.md", "nothing*"])
@@ -308,7 +430,9 @@ def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(hub, f
     assert "examples/.env" not in hub.files(NAME)
     monkeypatch.setattr("ropepatch.extension.scanning.LARGEST", 300)
     write(folder / "notes.md", "x" * 301)
-    (note,) = [note for note in pushed(folder, include=["notes.md"]).notes if "large" in note]
+    (note,) = [
+        note for note in pushed(folder, include=["notes.md"]).notes if "large" in note
+    ]
     assert "notes.md" in note
     write(folder / "examples/a.txt", SECRETS["a token"][0])
     assert "examples/a.txt contains" in refused(folder, include=["examples/*"])
@@ -346,9 +470,12 @@ def mapped(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["tokenizer_config.json", "generation_config.json", "custom_generate/generate.py"]
+    "name",
+    ["tokenizer_config.json", "generation_config.json", "custom_generate/generate.py"],
 )
-def test_code_of_others_beside_a_map_is_refused_as_trust_would_run_it_too(hub, mapped, tmp_path, name):
+def test_code_of_others_beside_a_map_is_refused_as_trust_would_run_it_too(
+    hub, mapped, tmp_path, name
+):
     foreign = Path(shutil.copytree(mapped, tmp_path / "map"))
     include = ["custom_generate/*"] if "generate.py" in name else []
     write(foreign / name, {"auto_map": {"AutoTokenizer": "other/repo--module.Class"}})
@@ -367,7 +494,12 @@ def test_code_of_a_map_that_changed_is_refused(hub, mapped, tmp_path):
 
 
 def verdict(frequencies, logits, difference, *, compared=True):
-    said = {"frequencies": frequencies, "logits": logits, "compared": compared, "difference": difference}
+    said = {
+        "frequencies": frequencies,
+        "logits": logits,
+        "compared": compared,
+        "difference": difference,
+    }
     return {"verified": said}
 
 
@@ -380,7 +512,12 @@ NARROW = {"max_position_embeddings": 256}
 EDITED = "config.json has changed"
 PROVEN = {  # by case: what the record says, what config.json says, what speaks against it, what is noted
     "near": (verdict("equal", "within 1.0e-06", 1.0e-06), {}, "", ""),
-    "not compared": (verdict("equal", QUANTISED, None, compared=False), {}, "", f"logits {QUANTISED}"),
+    "not compared": (
+        verdict("equal", QUANTISED, None, compared=False),
+        {},
+        "",
+        f"logits {QUANTISED}",
+    ),
     "not verified, red": (
         {"verified": None} | check(passed=False),
         {},
@@ -388,12 +525,37 @@ PROVEN = {  # by case: what the record says, what config.json says, what speaks 
         "",
     ),
     "other frequencies": (verdict("off by 1e-3", "equal", 0.0), {}, "off by 1e-3", ""),
-    "other logits": (verdict("equal", "off by 2", None), {}, "logits after reloading", ""),
-    "other weights": ({"checksums": {SHARDS[0]: "0" * 64}}, {}, f"were verified ({INDEX}, {SHARDS[0]}, ", ""),
-    "by samples": ({"weights": "0" * 64, "checksums": None}, {}, "its weights have changed", ""),
-    "unknown weights": ({"weights": None, "checksums": None}, {}, "its weights have changed", ""),
+    "other logits": (
+        verdict("equal", "off by 2", None),
+        {},
+        "logits after reloading",
+        "",
+    ),
+    "other weights": (
+        {"checksums": {SHARDS[0]: "0" * 64}},
+        {},
+        f"were verified ({INDEX}, {SHARDS[0]}, ",
+        "",
+    ),
+    "by samples": (
+        {"weights": "0" * 64, "checksums": None},
+        {},
+        "its weights have changed",
+        "",
+    ),
+    "unknown weights": (
+        {"weights": None, "checksums": None},
+        {},
+        "its weights have changed",
+        "",
+    ),
     "red": (check(passed=False, increase=0.071), {}, "rose by 7.1%, allowed 2.0%", ""),
-    "config edited": ({"config_changes": CHANGES | {"max_position_embeddings": 4096}}, {}, EDITED, ""),
+    "config edited": (
+        {"config_changes": CHANGES | {"max_position_embeddings": 4096}},
+        {},
+        EDITED,
+        "",
+    ),
     "text alone": ({}, {"text_config": CHANGES}, "", ""),
     "vision alone": ({}, NARROW | {"vision_config": CHANGES}, EDITED, ""),
     "other text": ({}, {"text_config": NARROW, "vision_config": CHANGES}, EDITED, ""),
@@ -402,7 +564,9 @@ PROVEN = {  # by case: what the record says, what config.json says, what speaks 
 
 
 @pytest.mark.parametrize("name", PROVEN)
-def test_what_is_not_proven_speaks_against_a_push_and_what_is_doubtful_is_noted(folder, name):
+def test_what_is_not_proven_speaks_against_a_push_and_what_is_doubtful_is_noted(
+    folder, name
+):
     record, config, reason, note = PROVEN[name]
     edit_json(folder / "ropepatch.json", **record)
     if config:
@@ -422,14 +586,18 @@ def test_what_is_not_proven_is_pushed_by_force_alone(hub, folder):
     assert hub.files(NAME) == files_of(folder)
 
 
-@pytest.mark.parametrize(("damage", "reason"), [(Path.unlink, "no ropepatch.json"), (half, "cannot read ")])
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(Path.unlink, "no ropepatch.json"), (half, "cannot read ")]
+)
 def test_without_a_sound_record_it_is_pushed_by_force_alone_and_without_a_card(
     hub, folder, damage, reason, monkeypatch
 ):
     damage(folder / "ropepatch.json")
     assert reason in refused(folder)
     assert hub.requests == []
-    monkeypatch.setattr(WRITE_CARD, lambda *arguments: pytest.fail("it made no such checkpoint"))
+    monkeypatch.setattr(
+        WRITE_CARD, lambda *arguments: pytest.fail("it made no such checkpoint")
+    )
     assert reason in push(folder, NAME, force=True).notes[0]
     assert hub.files(NAME) == files_of(folder)
 
@@ -442,9 +610,15 @@ def test_an_adapter_needs_no_verification_but_its_check(hub, tmp_path):
     write(adapter / "ropepatch.json", RECORDS["adapter"] | {"training": TRAINING})
     pushed(adapter)
     assert hub.files(NAME) == files_of(adapter)
-    write(adapter / "adapter_config.json", {"r": 8, "base_model_name_or_path": "/home/me/secret/base"})
+    write(
+        adapter / "adapter_config.json",
+        {"r": 8, "base_model_name_or_path": "/home/me/secret/base"},
+    )
     pushed(adapter)
-    assert json.loads(hub.files(NAME)["adapter_config.json"])["base_model_name_or_path"] == "base"
+    assert (
+        json.loads(hub.files(NAME)["adapter_config.json"])["base_model_name_or_path"]
+        == "base"
+    )
     edit_json(adapter / "ropepatch.json", **check(passed=False))
     assert "the short-context check failed" in refused(adapter)
     half(adapter / "adapter_model.safetensors")
@@ -463,7 +637,9 @@ def test_what_is_no_name_of_a_repository_is_refused(hub, folder):
     assert hub.requests == []
 
 
-def test_a_token_that_is_unknown_or_missing_is_noticed_before_the_work(hub, folder, monkeypatch):
+def test_a_token_that_is_unknown_or_missing_is_noticed_before_the_work(
+    hub, folder, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", "hf_another")
     for repo in (NAME, "tiny-2k"):
         said = refused(folder, repo)
@@ -479,7 +655,9 @@ def test_a_token_that_is_unknown_or_missing_is_noticed_before_the_work(hub, fold
 # A dry run
 
 
-def test_a_dry_run_sends_and_writes_nothing_and_foretells_the_push(hub, folder, monkeypatch):
+def test_a_dry_run_sends_and_writes_nothing_and_foretells_the_push(
+    hub, folder, monkeypatch
+):
     monkeypatch.setattr(WRITE_CARD, lambda *given: pytest.fail("it would write"))
     monkeypatch.setattr(PREVIEW, lambda *given: f"the card of {given[1]}")
     before = everything(folder)
@@ -499,7 +677,9 @@ def test_a_dry_run_sends_and_writes_nothing_and_foretells_the_push(hub, folder, 
     assert done.deleted == ("evaluation/retrieval.json",)
 
 
-def test_a_dry_run_compares_with_what_it_may_see_or_says_why_not(hub, folder, monkeypatch):
+def test_a_dry_run_compares_with_what_it_may_see_or_says_why_not(
+    hub, folder, monkeypatch
+):
     pushed(folder)
     with monkeypatch.context() as nobody:
         nobody.delenv("HF_TOKEN")
@@ -545,25 +725,33 @@ def test_every_status_is_one_line_with_the_hubs_own_words_and_a_hint(hub, folder
         assert message.endswith(": Not with …")
         assert advice in hint
     hub.faults.clear()
-    hub.fail("GET", f"{NAME}/revision", 403, code="GatedRepo")  # which is not one that is not there
+    hub.fail(
+        "GET", f"{NAME}/revision", 403, code="GatedRepo"
+    )  # which is not one that is not there
     assert refused(folder).startswith(f"this token may not write to {NAME}")
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize("how", [503, "<html>"])
-def test_whatever_a_request_is_answered_with_the_next_push_succeeds(hub, folder, request_name, how):
+def test_whatever_a_request_is_answered_with_the_next_push_succeeds(
+    hub, folder, request_name, how
+):
     write(folder / "README.md", "# mine")
     hub.fail(*REQUESTS[request_name], how, message=f"Not\nwith {TOKEN}")
     with suppress(RopepatchError):  # of some requests the answer does not matter
         pushed(folder, revision="longer")
-        assert not isinstance(how, int) or request_name in ("create", "branch"), "nothing was noticed"
+        assert not isinstance(how, int) or request_name in ("create", "branch"), (
+            "nothing was noticed"
+        )
     hub.faults.clear()
     pushed(folder, revision="longer")
     assert hub.files(NAME, "longer") == files_of(folder)
 
 
 @pytest.mark.parametrize("how", ["cut", "lost"])
-def test_at_whichever_request_the_line_goes_dead_the_next_push_goes_on(hub, folder, how):
+def test_at_whichever_request_the_line_goes_dead_the_next_push_goes_on(
+    hub, folder, how
+):
     """Before the Hub did what was asked, or after: nothing is done or sent twice."""
     write(folder / "README.md", "# mine")
     messages = set()
@@ -584,11 +772,15 @@ def test_at_whichever_request_the_line_goes_dead_the_next_push_goes_on(hub, fold
         assert not arrived & set(hub.arrived)
         assert len(hub.models[NAME].commits) == 2
     assert number > len(REQUESTS)
-    assert all(message.startswith("the connection to the Hub broke") for message in messages)
+    assert all(
+        message.startswith("the connection to the Hub broke") for message in messages
+    )
 
 
 @pytest.mark.parametrize("request_name", ["look", "put"])
-def test_a_hub_that_does_not_answer_is_not_waited_for_for_ever(hub, folder, request_name, monkeypatch):
+def test_a_hub_that_does_not_answer_is_not_waited_for_for_ever(
+    hub, folder, request_name, monkeypatch
+):
     monkeypatch.setattr("ropepatch.publishing.hub_client.TIME_LIMIT", 0.05)
     before = get_session().timeout
     hub.fail(*REQUESTS[request_name], "hang")
@@ -616,7 +808,11 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten(hub, folder):
     assert hub.files(NAME) == {"evaluation/theirs.json": b"{}"}
     hub.faults.clear()
     pushed(folder)
-    hub.fail("POST", "/branch/", lambda: hub.models[NAME].branches.update(longer=hub.head(NAME)))
+    hub.fail(
+        "POST",
+        "/branch/",
+        lambda: hub.models[NAME].branches.update(longer=hub.head(NAME)),
+    )
     pushed(folder, revision="longer")  # which somebody else made
     assert hub.files(NAME, "longer") == files_of(folder)
 
@@ -631,7 +827,9 @@ def test_a_file_that_the_hub_swallows_is_noticed(hub, folder):
 # What is printed
 
 
-def test_the_command_hands_on_what_it_was_told_and_its_dry_run_is_a_table(hub, folder, run_here, monkeypatch):
+def test_the_command_hands_on_what_it_was_told_and_its_dry_run_is_a_table(
+    hub, folder, run_here, monkeypatch
+):
     monkeypatch.setattr(PREVIEW, lambda *given: "# A card")
     pushed(folder)
     hub.change(NAME, **{"evaluation/old.json": b"{}"})
@@ -641,7 +839,10 @@ def test_the_command_hands_on_what_it_was_told_and_its_dry_run_is_a_table(hub, f
     assert ["deleted", "evaluation/old.json"] in lines
     assert ["#", "A", "card"] in lines
     count = f"{len(files_of(folder))} files, 0.2 MB, 1 file deleted"
-    assert " ".join(lines[-1]) == f"{count} in a push to {hub.url}/{NAME}; nothing was sent"
+    assert (
+        " ".join(lines[-1])
+        == f"{count} in a push to {hub.url}/{NAME}; nothing was sent"
+    )
     (folder / "ropepatch.json").unlink()
     assert command("local/force").returncode == 2
     told = json.loads(command("local/force", "--force", "--private", "--json").stdout)

@@ -23,28 +23,38 @@ def test_a_name_stays_a_text_of_printable_characters(name):
         load_adapter(f"a/{name}", branch=name, base=name),
     ):
         assert line.isprintable()
-        texts = [node.value for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Constant)]
+        texts = [
+            node.value
+            for node in ast.walk(ast.parse(line))
+            if isinstance(node, ast.Constant)
+        ]
         assert {text for text in texts if text is not True} <= {name, f"a/{name}"}
         assert len(ast.parse(line).body) == 1
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_the_line_that_extend_prints_loads_the_folder_and_prints_its_length(name, tmp_path, run_here, capsys):
+def test_the_line_that_extend_prints_loads_the_folder_and_prints_its_length(
+    name, tmp_path, run_here, capsys
+):
     source = write_checkpoint(tmp_path / "source")
-    done = run_here("extend", source, "--to", "128", "--method", "ntk", "--out", tmp_path / name)
+    done = run_here(
+        "extend", source, "--to", "128", "--method", "ntk", "--out", tmp_path / name
+    )
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
     *_, code = shlex.split(line)
     (_, printed) = ast.parse(code).body
-    assert [node.value for node in ast.walk(printed) if isinstance(node, ast.Constant)] == [
-        str(tmp_path / name)
-    ]
+    assert [
+        node.value for node in ast.walk(printed) if isinstance(node, ast.Constant)
+    ] == [str(tmp_path / name)]
     exec(code)
     assert capsys.readouterr().out == "128\n"
 
 
 def test_extend_warns_of_a_missing_tokenizer(tmp_path, run_here, capsys):
     tiny_model("qwen3").save_pretrained(tmp_path / "source")
-    done = run_here("extend", tmp_path / "source", "--to", "128", "--out", tmp_path / "out")
+    done = run_here(
+        "extend", tmp_path / "source", "--to", "128", "--out", tmp_path / "out"
+    )
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
     exec(shlex.split(line)[-1])
     assert capsys.readouterr().out == "128\n"

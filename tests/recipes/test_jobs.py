@@ -22,7 +22,10 @@ from ropepatch.training.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "recipes" / "jobs"
-GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("several-gpus", "serve", "trainers")]
+GUIDES = [
+    ROOT / "docs" / "guides" / f"{name}.md"
+    for name in ("several-gpus", "serve", "trainers")
+]
 RUN, RESULT = "local/run", "local/result"
 
 
@@ -45,7 +48,10 @@ def parse(words: list[str]) -> None:
         words = words[words.index("recipes/jobs/train.py") + 3 :]
     assert words[0] == "ropepatch"
     _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
-    assert bound.arguments.get("recipe", "tiny") in (*shipped_names(RECIPES), "mine.yaml")
+    assert bound.arguments.get("recipe", "tiny") in (
+        *shipped_names(RECIPES),
+        "mine.yaml",
+    )
 
 
 HEADERS = [find_shipped(name, RECIPES, "recipe") for name in shipped_names(RECIPES)]
@@ -53,10 +59,14 @@ PROGRAMS = "ropepatch|torchrun|accelerate|sbatch|hf"
 
 
 @pytest.mark.parametrize(
-    "page", [*GUIDES, ROOT / "recipes" / "README.md", *HEADERS], ids=lambda page: page.stem
+    "page",
+    [*GUIDES, ROOT / "recipes" / "README.md", *HEADERS],
+    ids=lambda page: page.stem,
 )
 def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
-    text = re.sub("^#", " ", page.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+    text = re.sub(
+        "^#", " ", page.read_text(encoding="utf-8"), flags=re.MULTILINE
+    ).replace("\\\n", " ")
     lines = [
         shlex.split(line.partition(" > ")[0])
         for line in re.findall(rf"^    ((?:{PROGRAMS}) .*)", text, re.MULTILINE)
@@ -66,38 +76,77 @@ def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
         parse(words)
         if page in HEADERS:
             recipe = read_recipe(page.stem)
-            assert words[words.index("train") :][:4] == ["train", recipe.model, "--recipe", page.stem]
+            assert words[words.index("train") :][:4] == [
+                "train",
+                recipe.model,
+                "--recipe",
+                page.stem,
+            ]
 
 
 def test_a_job_whose_result_would_be_lost_is_refused():
-    ended = run_python(str(JOBS / "train.py"), RUN, RESULT, "ropepatch", "train", "tiny", check=False)
+    ended = run_python(
+        str(JOBS / "train.py"), RUN, RESULT, "ropepatch", "train", "tiny", check=False
+    )
     assert ended.returncode == 2
     assert "--out" in ended.stderr
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_weights(tmp_path):
+def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_weights(
+    tmp_path,
+):
     """Killed as its first commit has arrived; the Hub is all that the next job has."""
     words = ["-m", "ropepatch", "train", "tiny", "--recipe", "six.yaml", "--out", "out"]
     for place in ("first", "second"):
         write_recipe_and_suite((tmp_path / place).mkdir() or tmp_path / place)
     with serving(Hub()) as hub:
-        variables = environment(hub, tmp_path / "home") | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        script = (JOBS / "train.py").read_text(encoding="utf-8").replace("SECONDS = 20", "SECONDS = 0.05")
+        variables = environment(hub, tmp_path / "home") | {
+            "PYTHONPATH": os.environ.get("PYTHONPATH", "")
+        }
+        script = (
+            (JOBS / "train.py")
+            .read_text(encoding="utf-8")
+            .replace("SECONDS = 20", "SECONDS = 0.05")
+        )
         (tmp_path / "train.py").write_text(script, encoding="utf-8")
-        line = [sys.executable, tmp_path / "train.py", RUN, RESULT, sys.executable, *words]
-        job = subprocess.Popen(line, cwd=tmp_path / "first", env=variables, start_new_session=True)
-        hub.fail("POST", f"/api/models/{RUN}/commit/", lambda: os.killpg(job.pid, signal.SIGKILL))
+        line = [
+            sys.executable,
+            tmp_path / "train.py",
+            RUN,
+            RESULT,
+            sys.executable,
+            *words,
+        ]
+        job = subprocess.Popen(
+            line, cwd=tmp_path / "first", env=variables, start_new_session=True
+        )
+        hub.fail(
+            "POST",
+            f"/api/models/{RUN}/commit/",
+            lambda: os.killpg(job.pid, signal.SIGKILL),
+        )
         assert job.wait() == -signal.SIGKILL
         with hub.lock:  # the commit that had arrived is made
             hub.faults.clear()
-        [kept] = {name.split("/")[0] for name in hub.files(RUN) if name.startswith("checkpoint-")}
+        [kept] = {
+            name.split("/")[0]
+            for name in hub.files(RUN)
+            if name.startswith("checkpoint-")
+        }
         assert hub.models[RUN].private
         again = subprocess.run(
-            line, cwd=tmp_path / "second", env=variables, check=True, capture_output=True, text=True
+            line,
+            cwd=tmp_path / "second",
+            env=variables,
+            check=True,
+            capture_output=True,
+            text=True,
         )
         assert f"resuming from {kept}" in again.stderr
     recipe = str(tmp_path / "first" / "six.yaml")
-    weights = model_bytes(ropepatch.train("tiny", recipe=recipe, out=tmp_path / "alone").folder)
+    weights = model_bytes(
+        ropepatch.train("tiny", recipe=recipe, out=tmp_path / "alone").folder
+    )
     assert model_bytes(tmp_path / "second" / "out") == weights
     assert hub.files(RESULT)["model.safetensors"] == weights

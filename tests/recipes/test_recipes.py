@@ -36,15 +36,25 @@ def test_a_recipe_can_be_saved_trains_the_whole_target_and_distils_unless_it_rep
     original = trained_on(config)  # which the header of the recipe gives
     method = {"method": recipe.method.name, **recipe.method.parameters}
     extension = plan(config, to=target, original=original, **method)
-    assert all("the model is already scaled" in warning for warning in extension.warnings)
+    assert all(
+        "the model is already scaled" in warning for warning in extension.warnings
+    )
     longest = max(relative_length(window, trained) for window in recipe.data.windows)
-    assert longest == target or (recipe.positions.name != "true-length" and longest <= trained)
-    assert recipe.lora is None or (recipe.distil is None) == name.startswith(("llama2-7b", "tiny"))
-    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[], **recipe.trainer)
+    assert longest == target or (
+        recipe.positions.name != "true-length" and longest <= trained
+    )
+    assert recipe.lora is None or (recipe.distil is None) == name.startswith(
+        ("llama2-7b", "tiny")
+    )
+    arguments = TrainingArguments(
+        tmp_path, use_cpu=True, report_to=[], **recipe.trainer
+    )
     assert arguments.max_steps == recipe.max_steps
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if read_recipe(name).model != "tiny"])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if read_recipe(name).model != "tiny"]
+)
 def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(name):
     """From 128k on little is evaluated: the keys and values of a passkey take more than the training."""
     recipe = read_recipe(name)
@@ -67,7 +77,13 @@ def full_recipe() -> dict:
         "method": {"name": "yarn", "beta_fast": 16},
         "data": {
             "sources": [
-                {"text": "books", "field": "text", "split": "train", "min_tokens": "4k", "weight": 2},
+                {
+                    "text": "books",
+                    "field": "text",
+                    "split": "train",
+                    "min_tokens": "4k",
+                    "weight": 2,
+                },
                 {"generated": "tales", "weight": 1.5},
             ],
             "windows": ["1x", 512],
@@ -81,9 +97,23 @@ def full_recipe() -> dict:
             "cross_entropy": 0.1,
             "top_k": 9,
         },
-        "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "use_dora": True},
-        "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
-        "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},
+        "lora": {
+            "r": 4,
+            "lora_dropout": 0.1,
+            "target_modules": ["q_proj"],
+            "use_dora": True,
+        },
+        "trainer": {
+            "max_steps": 3,
+            "learning_rate": 0.1,
+            "lr_scheduler_type": "cosine",
+        },
+        "watch": {
+            "every": 2,
+            "text": "books",
+            "passkey_trials": 0,
+            "max_short_loss_increase": 0,
+        },
         "attention": "sdpa",
         "save": "merged",
         "seed": 3,
@@ -106,8 +136,16 @@ def read(tmp_path):
         (("method",), "yarm", "unknown method 'yarm'"),
         (("trainer", "learning_rat"), 1, "unknown trainer key 'learning_rat'"),
         (("lora",), None, "save: adapter, but all weights are trained"),
-        (("lora", "target_modules"), "q_proj", "lora.target_modules must be a valid list or be 'all-linear'"),
-        (("lora", "modules_to_save"), ["lm_head"], "unknown recipe key 'lora.modules_to_save'"),
+        (
+            ("lora", "target_modules"),
+            "q_proj",
+            "lora.target_modules must be a valid list or be 'all-linear'",
+        ),
+        (
+            ("lora", "modules_to_save"),
+            ["lm_head"],
+            "unknown recipe key 'lora.modules_to_save'",
+        ),
         (("lora", "lora_bias"), True, "unknown recipe key 'lora.lora_bias'"),
         (("lora", "init_lora_weights"), "pissa", "lora.init_lora_weights must be"),
         (("lora", "use_dora"), "many", "lora.use_dora must be a valid boolean"),
@@ -116,11 +154,31 @@ def read(tmp_path):
             {"max_steps": 3, "learning_rate": 0.1, "bf16": True, "fp16": True},
             "trainer.bf16 and trainer.fp16 cannot both be set",
         ),
-        (("trainer", "save_total_limit"), 1, "trainer.save_total_limit must be greater than or equal to 2"),
-        (("trainer", "use_liger_kernel"), True, "unknown trainer key 'use_liger_kernel'"),
-        (("trainer", "lr_scheduler_type"), "greedy", "must not depend on an evaluation"),
-        (("trainer", "weight_decay"), "0,1", "trainer.weight_decay: input should be a valid number, got"),
-        (("trainer", "optim_args"), 3, "trainer.optim_args: input should be a valid string, got 3"),
+        (
+            ("trainer", "save_total_limit"),
+            1,
+            "trainer.save_total_limit must be greater than or equal to 2",
+        ),
+        (
+            ("trainer", "use_liger_kernel"),
+            True,
+            "unknown trainer key 'use_liger_kernel'",
+        ),
+        (
+            ("trainer", "lr_scheduler_type"),
+            "greedy",
+            "must not depend on an evaluation",
+        ),
+        (
+            ("trainer", "weight_decay"),
+            "0,1",
+            "trainer.weight_decay: input should be a valid number, got",
+        ),
+        (
+            ("trainer", "optim_args"),
+            3,
+            "trainer.optim_args: input should be a valid string, got 3",
+        ),
         (("seed",), 2**32, "seed must be less than 4294967296"),
     ],
 )
@@ -132,8 +190,12 @@ def test_what_no_recipe_can_hold_is_refused(read, path, value, said):
         read(content)
 
 
-@pytest.mark.parametrize("key", ["hub_token", "output_dir", "fsdp", "eval_steps", "push_to_hub"])
-def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused_without_its_value(read, key):
+@pytest.mark.parametrize(
+    "key", ["hub_token", "output_dir", "fsdp", "eval_steps", "push_to_hub"]
+)
+def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused_without_its_value(
+    read, key
+):
     content = full_recipe()
     content["trainer"][key] = "secret"
     with pytest.raises(RopepatchError, match=f"unknown trainer key '{key}'") as refused:
@@ -147,20 +209,38 @@ def test_the_keys_of_the_trainer_are_arguments_of_transformers():
     }
 
 
-def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_what_it_holds(run_here):
+def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_what_it_holds(
+    run_here,
+):
     listed = json.loads(run_here("recipes", "--json").stdout)
     assert [recipe["recipe"] for recipe in listed] == NAMES
     (one,) = json.loads(run_here("recipes", "qwen2.5-7b", "--json").stdout)
     assert one in listed
-    assert Recipe(**{key: one[key] for key in one if key != "recipe"}) == read_recipe("qwen2.5-7b")
+    assert Recipe(**{key: one[key] for key in one if key != "recipe"}) == read_recipe(
+        "qwen2.5-7b"
+    )
     lines = run_here("recipes").stdout
-    assert all(re.search(rf"^{re.escape(name)} +\S", lines, re.MULTILINE) for name in NAMES)
+    assert all(
+        re.search(rf"^{re.escape(name)} +\S", lines, re.MULTILINE) for name in NAMES
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b"])
-def test_a_printed_recipe_is_the_file_with_the_path_of_its_schema(tmp_path, run_here, name):
+def test_a_printed_recipe_is_the_file_with_the_path_of_its_schema(
+    tmp_path, run_here, name
+):
     (tmp_path / "mine.yaml").write_text(run_here("recipes", name).stdout)
     schema, *copied = (tmp_path / "mine.yaml").read_text(encoding="utf-8").splitlines()
-    assert copied == find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()[1:]
-    assert json.loads(Path(schema.split("$schema=")[1]).read_text(encoding="utf-8"))["title"] == "Recipe"
+    assert (
+        copied
+        == find_shipped(name, RECIPES, "recipe")
+        .read_text(encoding="utf-8")
+        .splitlines()[1:]
+    )
+    assert (
+        json.loads(Path(schema.split("$schema=")[1]).read_text(encoding="utf-8"))[
+            "title"
+        ]
+        == "Recipe"
+    )
     assert read_recipe(str(tmp_path / "mine.yaml")) == read_recipe(name)

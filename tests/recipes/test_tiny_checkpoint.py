@@ -15,7 +15,9 @@ from ropepatch.model.source import TINY
 def test_stock_transformers_loads_it_in_float32(tiny):
     stock = AutoModelForCausalLM.from_pretrained(TINY)
     assert (type(stock), stock.dtype) == (LlamaForCausalLM, torch.float32)
-    ids = AutoTokenizer.from_pretrained(TINY)("The river runs.", return_tensors="pt").input_ids
+    ids = AutoTokenizer.from_pretrained(TINY)(
+        "The river runs.", return_tensors="pt"
+    ).input_ids
     assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
 
 
@@ -26,15 +28,23 @@ def test_it_retrieves_at_every_depth_within_its_window(tiny):
             assert answers.found(length, depths=depths).value >= 0.95
 
 
-def test_its_loss_is_near_the_floor_within_the_window_and_far_above_a_reader_of_256_tokens_beyond(tiny):
+def test_its_loss_is_near_the_floor_within_the_window_and_far_above_a_reader_of_256_tokens_beyond(
+    tiny,
+):
     within = held_out_tales(tiny[1], length=256, count=40)
     floor = -torch.stack([tale.log_probs()[1:] for tale in within]).mean().item()
-    loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in within]).at(256).value
+    loss = (
+        ropepatch.perplexity(tiny[0], None, [tale.ids for tale in within]).at(256).value
+    )
     assert floor < loss <= 1.05 * floor
     tales = held_out_tales(tiny[1], length=1024, count=8)
     seen = [(tale.distance > 0) & (tale.distance <= 256) for tale in tales]
     pairs = zip(tales, seen, strict=True)
-    nearby = -torch.stack([tale.prior.masked_fill(near, 0)[512:] for tale, near in pairs]).mean().item()
+    nearby = (
+        -torch.stack([tale.prior.masked_fill(near, 0)[512:] for tale, near in pairs])
+        .mean()
+        .item()
+    )
     curve = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in tales])
     assert curve.between(512, 1024).value > 2 * nearby
 
@@ -42,7 +52,12 @@ def test_its_loss_is_near_the_floor_within_the_window_and_far_above_a_reader_of_
 def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
-    assert ropepatch.plan("tiny", to=512).source.config.rope.original_max_position_embeddings == 256
+    assert (
+        ropepatch.plan(
+            "tiny", to=512
+        ).source.config.rope.original_max_position_embeddings
+        == 256
+    )
     for folder in ("./tiny", Path("tiny")):
         with pytest.raises(RopepatchError, match=r"no config\.json in tiny"):
             ropepatch.plan(folder, to=512)

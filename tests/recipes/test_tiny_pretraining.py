@@ -38,19 +38,39 @@ def stock(tokenizer):
 
 def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokenizer):
     recipe = read_recipe(SHIPPED)
-    made, bundled = recipe.config().to_dict(), LlamaForCausalLM.config_class.from_pretrained(TINY).to_dict()
-    for key in ("hidden_size", "num_hidden_layers", "head_dim", "vocab_size", "max_position_embeddings"):
+    made, bundled = (
+        recipe.config().to_dict(),
+        LlamaForCausalLM.config_class.from_pretrained(TINY).to_dict(),
+    )
+    for key in (
+        "hidden_size",
+        "num_hidden_layers",
+        "head_dim",
+        "vocab_size",
+        "max_position_embeddings",
+    ):
         assert made[key] == bundled[key]
-    assert made["rope_parameters"]["rope_theta"] == bundled["rope_parameters"]["rope_theta"] == 10000
+    assert (
+        made["rope_parameters"]["rope_theta"]
+        == bundled["rope_parameters"]["rope_theta"]
+        == 10000
+    )
     assert recipe.vocab_size == len(tokenizer)
-    assert max(max(stage.windows) for stage in recipe.stages) == bundled["max_position_embeddings"]
+    assert (
+        max(max(stage.windows) for stage in recipe.stages)
+        == bundled["max_position_embeddings"]
+    )
 
 
 def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(stock):
     """The rows are part of the recipe: a change here makes other weights."""
     rows = {
         name: hashlib.sha256(
-            b"".join(part.numpy().tobytes() for seed in range(8) for part in draw(stock, 161, seed))
+            b"".join(
+                part.numpy().tobytes()
+                for seed in range(8)
+                for part in draw(stock, 161, seed)
+            )
         ).hexdigest()[:16]
         for name, draw in MATERIALS.items()
     }
@@ -58,7 +78,9 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
 
 
 @pytest.mark.slow
-def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenizer, monkeypatch):
+def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(
+    shared, tokenizer, monkeypatch
+):
     monkeypatch.chdir(SHIPPED.parents[2])
     recipe = read_recipe(SHIPPED)
     documents = [*pretraining.stream_texts(shared / "texts" / "tinystories")]

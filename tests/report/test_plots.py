@@ -22,7 +22,11 @@ from ropepatch.scaling.rope import Frequencies, Rope
 
 def labelled(axes) -> dict:
     """The lines of data."""
-    return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    return {
+        line.get_label(): line
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
 
 
 def drawn(plot, *results: Result):
@@ -37,12 +41,16 @@ def drawn(plot, *results: Result):
 def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where_all_have_one():
     result = reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25)
     axes = drawn(plot_perplexity, result)
-    assert axes.figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
+    assert axes.figure._repr_png_().startswith(
+        b"\x89PNG"
+    )  # which a notebook shows without pyplot
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
     assert list(line.get_ydata()) == pytest.approx(np.exp([2.0, 1.5, 1.0]), rel=1e-12)
     (band,) = axes.collections
-    corners = {(round(x), round(math.log(y), 6)) for x, y in band.get_paths()[0].vertices}
+    corners = {
+        (round(x), round(math.log(y), 6)) for x, y in band.get_paths()[0].vertices
+    }
     assert corners >= {(256, 1.5), (256, 2.5), (1024, 0.75), (1024, 1.25)}
     first, second, *others = result.rows
     unknown = [first, replace(second, low=None, high=None), *others]
@@ -57,9 +65,13 @@ def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where
 
 def test_the_accuracy_is_drawn_by_length_for_every_kind_and_by_depth():
     of = {"number": [4, 2], "sentence": [2, 0]}
-    figures = plots.figures([asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))])
+    figures = plots.figures(
+        [asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))]
+    )
     assert list(figures) == ["retrieval", "depths-number", "depths-sentence"]
-    number, sentence = (labelled(axes)["baseline"] for axes in figures["retrieval"].axes)
+    number, sentence = (
+        labelled(axes)["baseline"] for axes in figures["retrieval"].axes
+    )
     assert list(number.get_ydata()) == [1, 0.5]
     assert list(sentence.get_ydata()) == [0.5, 0]
     by_depth = figures["depths-number"].axes[0].images[0].get_array()
@@ -73,13 +85,22 @@ def test_the_accuracy_is_drawn_by_length_for_every_kind_and_by_depth():
 
 
 def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescaling:
-    rope, one = Rope(16, 10_000.0, window), make_remapping(name, **parameters).fitted(window, target)
-    return plots.Rescaling(name, rope, Frequencies(rope.inv_freq()), target / window, target, one)
+    rope, one = (
+        Rope(16, 10_000.0, window),
+        make_remapping(name, **parameters).fitted(window, target),
+    )
+    return plots.Rescaling(
+        name, rope, Frequencies(rope.inv_freq()), target / window, target, one
+    )
 
 
 @pytest.mark.parametrize("name", ORACLE)
-def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_key_is_unseen(name):
-    figure = plots.plot_effective_distances([(mapped(name, 32, 44, **SMALL[name]), Look(COLOURS[0]))])
+def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_key_is_unseen(
+    name,
+):
+    figure = plots.plot_effective_distances(
+        [(mapped(name, 32, 44, **SMALL[name]), Look(COLOURS[0]))]
+    )
     expected = distances(ORACLE[name](**SMALL[name]), 44)
     true, read = labelled(figure.axes[0])[name].get_data()
     np.testing.assert_allclose(read, expected[43, 43 - np.array(true)], atol=1e-9)
@@ -107,7 +128,10 @@ def test_only_results_measured_alike_are_compared():
 def test_the_figures_are_those_that_the_results_allow():
     assert plots.figures([scoring("baseline", {("task", "acc"): 0.5})]) == {}
     assert plots.figures([reading("floor", [0.5] * 3)]) == {}
-    assert list(plots.figures([reading("baseline", [1.0] * 3)])) == ["perplexity", "positions"]
+    assert list(plots.figures([reading("baseline", [1.0] * 3)])) == [
+        "perplexity",
+        "positions",
+    ]
     full = [
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
@@ -125,16 +149,26 @@ def test_names_of_figures_tell_models_targets_and_protocols_apart():
         ]
     )
     kinds = [name for name in found if "perplexity" in name]
-    assert kinds == ["b-1k-perplexity", "c-1k-perplexity", "c-1k-perplexity-2", "c-512-perplexity"]
+    assert kinds == [
+        "b-1k-perplexity",
+        "c-1k-perplexity",
+        "c-1k-perplexity-2",
+        "c-512-perplexity",
+    ]
 
 
 # Colours and names
 
 
 @pytest.mark.parametrize("label", ["$\\nothing$<b>&amp;a\x00b\x1bc\ud800", "_hidden"])
-def test_any_label_can_be_drawn_in_a_file_of_its_folder_and_no_setting_changes(label, tmp_path):
+def test_any_label_can_be_drawn_in_a_file_of_its_folder_and_no_setting_changes(
+    label, tmp_path
+):
     before = dict(matplotlib.rcParams)
-    results = [reading(label, [1.0] * 3, method="yarn", model=model_record("..")), asking(label, [1, 2, 3])]
+    results = [
+        reading(label, [1.0] * 3, method="yarn", model=model_record("..")),
+        asking(label, [1, 2, 3]),
+    ]
     for name, figure in plots.figures(results).items():
         _, svg = plots.save_figure(figure, tmp_path / name)
         assert svg.parent == tmp_path

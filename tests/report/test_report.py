@@ -58,8 +58,12 @@ def advice(*results):
 
 
 def test_every_measured_method_is_named():
-    said = measured(comparisons([BEFORE, AFTER, reading("dca", [0.9] * 3, method="dca")]))
-    assert said.endswith("Measured to 1,024 tokens: yarn, yarn + mine (fine-tuned), dca.")
+    said = measured(
+        comparisons([BEFORE, AFTER, reading("dca", [0.9] * 3, method="dca")])
+    )
+    assert said.endswith(
+        "Measured to 1,024 tokens: yarn, yarn + mine (fine-tuned), dca."
+    )
 
 
 def recommendation(*results):
@@ -70,16 +74,24 @@ def recommendation(*results):
 def test_a_significant_cost_within_the_original_length_is_named(apart, named):
     base = np.linspace(0.4, 0.6, 10)
     costly = base + 0.1 + apart * np.tile([1.0, -1.0], 5)
-    losses = reading("baseline", [list(base), 3.0, 3.0]), reading("a", [list(costly), 1.0, 1.0])
+    losses = (
+        reading("baseline", [list(base), 3.0, 3.0]),
+        reading("a", [list(costly), 1.0, 1.0]),
+    )
     lines = recommendation(*losses)
-    assert lines[0].startswith("Use a. Gain at 1,024 tokens, in nats/token (95 %): loss +2.000 (+1.800 to ")
+    assert lines[0].startswith(
+        "Use a. Gain at 1,024 tokens, in nats/token (95 %): loss +2.000 (+1.800 to "
+    )
     cost = "It is significantly worse within the original length of 256 tokens: loss +0.100 (+0.09"
     assert any(line.startswith(cost) for line in lines) == named
 
 
 def test_the_advice_for_a_remapping_names_a_method_for_other_engines():
     losses = {"lambda": 1.0, "rerope": 1.1, "yarn": 1.2}
-    readings = [reading(method, [0.5, nats, nats], method=method) for method, nats in losses.items()]
+    readings = [
+        reading(method, [0.5, nats, nats], method=method)
+        for method, nats in losses.items()
+    ]
     assert recommendation(reading("baseline", [0.5, 9.0, 9.0]), *readings)[1:] == [
         "Only transformers runs rerope, with code from the checkpoint.",
         "The best method for other engines is yarn.",
@@ -89,14 +101,23 @@ def test_the_advice_for_a_remapping_names_a_method_for_other_engines():
 
 def test_a_low_accuracy_and_a_method_with_a_higher_one_are_named():
     labels = {"baseline": 0, "a": 6, "b": 12}
-    losses = [reading(label, [0.5, 9.0 - found / 100, 9.0]) for label, found in labels.items()]
+    losses = [
+        reading(label, [0.5, 9.0 - found / 100, 9.0]) for label, found in labels.items()
+    ]
     answers = [
         asking(label, [12, 12, found], n=12, log_prob=[-0.1, -0.1, log_prob])
-        for (label, found), log_prob in zip(labels.items(), (-9.0, -1.0, -1.1), strict=True)
+        for (label, found), log_prob in zip(
+            labels.items(), (-9.0, -1.0, -1.1), strict=True
+        )
     ]
     lines = recommendation(*losses, *answers)
-    assert any(line.startswith("b has a higher passkey accuracy, by 50% (95 % interval ") for line in lines)
-    assert lines[-1] == "Its passkey accuracy is 50%. Train it, or use a shorter target."
+    assert any(
+        line.startswith("b has a higher passkey accuracy, by 50% (95 % interval ")
+        for line in lines
+    )
+    assert (
+        lines[-1] == "Its passkey accuracy is 50%. Train it, or use a shorter target."
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +130,9 @@ def test_a_low_accuracy_and_a_method_with_a_higher_one_are_named():
 def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, words):
     after = fine_tuned(reading("yarn + mine", [nats] * 3, method="yarn"))
     said = advice(reading("yarn", [[0.6] * 3] * 3, method="yarn"), after)
-    assert said.startswith(f"Training gain of yarn + mine over yarn: {gain}", said.index("Training"))
+    assert said.startswith(
+        f"Training gain of yarn + mine over yarn: {gain}", said.index("Training")
+    )
     assert said.endswith(f" nats/token, {words}.")
 
 
@@ -120,7 +143,10 @@ def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, word
             reading("yarn", [[0.6, 0.6]] * 3, method="yarn"),
             fine_tuned(reading("yarn + mine", [[0.5, 0.5]] * 3, method="yarn")),
         ),
-        (BEFORE, replace(AFTER, rows=[replace(row, clusters=[]) for row in AFTER.rows])),
+        (
+            BEFORE,
+            replace(AFTER, rows=[replace(row, clusters=[]) for row in AFTER.rows]),
+        ),
         (reading("ntk", [0.6] * 3, method="ntk"), AFTER),
         (replace(BEFORE, model=model_record() | {"weights": "else"}), AFTER),
     ],
@@ -147,13 +173,18 @@ def test_the_verdict_of_the_ranking_is_stated_once_at_the_head(page, tmp_path):
     assert box(page) == lines
     assert [plain(page).count(line) for line in lines] == [1] * len(lines)
     assert measured(comparisons(RESULTS)) in plain(page)
-    nothing = [reading("baseline", [0.4] * 3), reading("yarn", [0.5] * 3, method="yarn")]
+    nothing = [
+        reading("baseline", [0.4] * 3),
+        reading("yarn", [0.5] * 3, method="yarn"),
+    ]
     (line,) = box(write_report(nothing, tmp_path / "r.html").read_text())
     assert line.startswith("Do not extend")
 
 
 @pytest.mark.parametrize("few", [True, False])
-def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(few, tmp_path, capsys):
+def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(
+    few, tmp_path, capsys
+):
     documents, haystacks = (4, 2) if few else (10, 10)
     losses = [[0.01 * (-1) ** number for number in range(documents)]] * 3
     results = [
@@ -166,19 +197,36 @@ def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(few, 
     print_results(results)
     print_ranking(rank(results, base="baseline"), results)
     printed = re.findall(r"^Warning: .*$", capsys.readouterr().out, re.MULTILINE)
-    assert [line.removeprefix("Warning: ").split(";")[0] for line in printed] == expected * 2
+    assert [
+        line.removeprefix("Warning: ").split(";")[0] for line in printed
+    ] == expected * 2
     lines = box(write_report(results, tmp_path / "r.html").read_text(encoding="utf-8"))
     assert lines[: len(expected)] == list(dict.fromkeys(printed))
     assert len(lines) > len(expected)
     assert not any(line.startswith("Warning") for line in lines[len(expected) :])
 
 
-def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_the_file(page):
+def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_the_file(
+    page,
+):
     text = plain(page)
-    assert "10 pieces of books, 10,240 tokens in total. One pass over each piece" in text
+    assert (
+        "10 pieces of books, 10,240 tokens in total. One pass over each piece" in text
+    )
     assert "4 prompts of the built-in filler, seed 0" in text
-    lines = ["model weights sha256:0123", "scaling factor 4.0", '"beta_fast": 32.0', "digest f00d"]
-    for line in (*lines, "torch 2.8.0", "seconds 1.5", "n 1000 clusters 10", "n 12 clusters 4"):
+    lines = [
+        "model weights sha256:0123",
+        "scaling factor 4.0",
+        '"beta_fast": 32.0',
+        "digest f00d",
+    ]
+    for line in (
+        *lines,
+        "torch 2.8.0",
+        "seconds 1.5",
+        "n 1000 clusters 10",
+        "n 12 clusters 4",
+    ):
         assert line in text, line
     assert len(re.findall(r"<summary>tiny, ", page)) == len(RESULTS)
 
@@ -191,13 +239,19 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
         reading("yarn", [3.0] * 2, method="yarn", lengths=[256, 512]),
         reading("yarn", [4.0] * 3, method="yarn", model=model_record("other")),
     ]
-    page = write_report(results, tmp_path / "r.html", command="ropepatch eval ~/x '<b>'").read_text("utf-8")
+    page = write_report(
+        results, tmp_path / "r.html", command="ropepatch eval ~/x '<b>'"
+    ).read_text("utf-8")
     assert plain(re.search(r'<p class="origin">.*?</p>', page, re.DOTALL)[0]).endswith(
         " · ropepatch eval x '<b>'"
     )
     titles = [plain(title) for title in re.findall(r"<h2>.*?</h2>", page)]
     assert titles == ["tiny to 1k", "tiny to 512", "other to 1k", "Provenance"]
-    losses = [one.caption for one in results_tables(results) if one.caption.endswith("Loss (nats/token)")]
+    losses = [
+        one.caption
+        for one in results_tables(results)
+        if one.caption.endswith("Loss (nats/token)")
+    ]
     assert losses == [
         "tiny to 1k, stride None, bos none: Loss (nats/token)",
         "tiny to 1k, stride 128, bos document: Loss (nats/token)",
@@ -214,7 +268,13 @@ def test_the_file_needs_nothing_else(page):
     assert "http" not in page.replace("http-equiv", "")
     drawn = re.sub(r'src="data:image/svg\+xml;base64,[\w+/=]+"', "", page)
     assert not re.search(r'\b(src|href|srcset|action|data)="[^#]', drawn)
-    assert not {*re.findall(r"<(\w+)", page)} & {"link", "iframe", "object", "embed", "base"}
+    assert not {*re.findall(r"<(\w+)", page)} & {
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+    }
     assert "@import" not in page
     assert "default-src 'none'" in page
 
@@ -234,13 +294,19 @@ def test_names_from_outside_are_escaped(tmp_path):
     assert "日本" in page
 
 
-def test_nothing_is_overwritten_and_what_cannot_be_written_is_an_error_of_one_line(tmp_path):
+def test_nothing_is_overwritten_and_what_cannot_be_written_is_an_error_of_one_line(
+    tmp_path,
+):
     scores, taken = [scoring("baseline", {("a", "b"): 0.5})], tmp_path / "r.html"
     taken.write_text("mine")
     for results, file, words in (
         (scores, taken, "already exists"),
         ([], tmp_path / "new.html", "no results to report"),
-        (scores, tmp_path / "nowhere" / "r.html", "cannot write .*No such file or directory"),
+        (
+            scores,
+            tmp_path / "nowhere" / "r.html",
+            "cannot write .*No such file or directory",
+        ),
     ):
         with pytest.raises(RopepatchError, match=words):
             write_report(results, file)
@@ -289,16 +355,24 @@ def visits(page, tmp_path_factory):
     found = []
     with chromium() as browser:
         for width, scheme in ((1200, "light"), (390, "dark")):
-            tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            tab = browser.new_page(
+                viewport={"width": width, "height": 900}, color_scheme=scheme
+            )
             console: list[str] = []
-            tab.on("console", lambda message, console=console: console.append(message.text))
-            tab.on("pageerror", lambda error, console=console: console.append(str(error)))
+            tab.on(
+                "console", lambda message, console=console: console.append(message.text)
+            )
+            tab.on(
+                "pageerror", lambda error, console=console: console.append(str(error))
+            )
             tab.goto(file.as_uri())
             found.append((tab.evaluate(PROBE), console))
     return found
 
 
-def test_it_opens_from_the_disk_without_an_error_and_every_figure_fits_the_window(visits):
+def test_it_opens_from_the_disk_without_an_error_and_every_figure_fits_the_window(
+    visits,
+):
     for (found, console), least in zip(visits, (500, 300), strict=True):
         assert console == []
         assert found["title"] == "tiny to 1k tokens"
@@ -316,7 +390,10 @@ def test_a_click_on_a_head_sorts_by_number_and_another_reverses_it(visits):
     assert found["nats"]["sort"] == "ascending"
     assert found["natsAgain"]["order"] == ["baseline", "linear", "yarn", "floor"]
     assert found["natsAgain"]["sort"] == "descending"
-    for press in ("score", "scoreAgain"):  # what is missing comes last in both directions
+    for press in (
+        "score",
+        "scoreAgain",
+    ):  # what is missing comes last in both directions
         assert found[press]["values"] == ["0.4", "–"]
     for press in ("nats", "natsAgain", "methods", "score"):
         assert (found[press]["sorted"], found[press]["focused"]) == (1, True)

@@ -17,14 +17,19 @@ def lines(cells):
 
 
 def test_every_measure_by_length_has_a_table_with_its_intervals():
-    results = [reading("baseline", [0.6, 2.0, 12.0]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
+    results = [
+        reading("baseline", [0.6, 2.0, 12.0]),
+        reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
+    ]
     heads, rows = table("Loss (nats/token)", *results)
     assert heads == ["256 tokens", "512 tokens", "1,024 tokens"]
     assert rows["baseline"][-1].line == "12.000 (10.800 to 13.200)"
     assert [cell.best for cell in rows["yarn"]] == [False, True, True]
     _, perplexities = table("Perplexity", *results)
     assert perplexities["baseline"][-1].line == "1.6e5 (4.9e4 to 5.4e5)"
-    _, answers = table("Answer log-prob (nats/token)", asking("yarn", [4, 4, 3], method="yarn"))
+    _, answers = table(
+        "Answer log-prob (nats/token)", asking("yarn", [4, 4, 3], method="yarn")
+    )
     assert answers["yarn"][-1].text == "-0.83"
 
 
@@ -45,37 +50,54 @@ def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doubli
         "2.000 (1.800 to 2.200)",
         "5.000 (4.500 to 5.500)",
     ]
-    heads, rows = table("Gain from the longer context (nats/token), by position", result)
+    heads, rows = table(
+        "Gain from the longer context (nats/token), by position", result
+    )
     assert heads == ["256 to 512", "512 to 700"]
     assert lines(rows["yarn"]) == ["0.400 (0.360 to 0.440)", "0.700 (0.630 to 0.770)"]
 
 
 def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
     of = {"number": [4, 2, 0], "sentence": [4, 4, 3]}
-    results = [asking("baseline", of), asking("yarn", {kind: [4] * 3 for kind in of}, method="yarn")]
+    results = [
+        asking("baseline", of),
+        asking("yarn", {kind: [4] * 3 for kind in of}, method="yarn"),
+    ]
     _, found = table("Retrieval accuracy, number", *results)
     assert [cell.text for cell in found["baseline"]] == ["100%", "50%", "0%", "256"]
     _, found = table("Retrieval accuracy, sentence", *results)
     assert [cell.text for cell in found["baseline"]] == ["100%", "100%", "75%", "512"]
     assert [cell.best for cell in found["yarn"]] == [False, False, True, False]
     _, log_probs = table("Answer log-prob (nats/token), number", *results)
-    assert [log_probs[name][2].text for name in ("baseline", "yarn")] == ["-3.00", "-0.10"]
-    assert not any(one.caption == "Retrieval accuracy" for one in results_tables(results))
+    assert [log_probs[name][2].text for name in ("baseline", "yarn")] == [
+        "-3.00",
+        "-0.10",
+    ]
+    assert not any(
+        one.caption == "Retrieval accuracy" for one in results_tables(results)
+    )
 
 
 def test_a_kind_that_the_baseline_only_guesses_is_shown_with_the_reason_and_without_an_effective_length():
     of = {"number": [9, 2, 0], "chain": [3, 9, 9]}
-    chain = [one for one in results_tables([asking("baseline", of, n=10, keys=4)]) if "chain" in one.caption]
+    chain = [
+        one
+        for one in results_tables([asking("baseline", of, n=10, keys=4)])
+        if "chain" in one.caption
+    ]
     why = "within 256 tokens the unscaled model answers 9 of 30 (95 % interval 12% to 56%), no better than"
-    assert [one.caption.partition(", chain (")[2].partition(" guessing")[0] for one in chain] == [
-        f"not counted: {why}"
-    ] * 2
+    assert [
+        one.caption.partition(", chain (")[2].partition(" guessing")[0] for one in chain
+    ] == [f"not counted: {why}"] * 2
     assert [len(one.heads) for one in chain] == [4, 4]
 
 
 # A ranking
 
-DIFFERENT = [reading("baseline", [1.0, 9.0, 9.0]), reading("yarn", [1.25, 2.0, 2.0], method="yarn")]
+DIFFERENT = [
+    reading("baseline", [1.0, 9.0, 9.0]),
+    reading("yarn", [1.25, 2.0, 2.0], method="yarn"),
+]
 LOSSES = [
     *DIFFERENT,
     reading("linear", [1.5, 2.5, 2.5], method="linear"),

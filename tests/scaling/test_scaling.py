@@ -28,8 +28,19 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {"ramp": "wavelength"}),
     ("yarn", {"truncate": False}),
     ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
-    ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "rotations", "attention_factor": 1.0}),
-    ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "wavelength", "truncate": False}),
+    (
+        "yarn",
+        {
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "ramp": "rotations",
+            "attention_factor": 1.0,
+        },
+    ),
+    (
+        "yarn",
+        {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "wavelength", "truncate": False},
+    ),
     ("yarn", {"attention_factor": 0.9}),
     ("ntk-by-parts", {"alpha": 2.0, "beta": 8.0}),
     ("llama3", {"alpha": 2.0, "beta": 8.0}),
@@ -57,8 +68,13 @@ EVERY_GEOMETRY = pytest.mark.parametrize(
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
 
-def instance(name: str, parameters: dict[str, Any], rope: Rope, factor: float) -> Scaling:
-    return METHODS[name](factor=factor, **(example(name, rope.num_pairs, factor).parameters() | parameters))
+def instance(
+    name: str, parameters: dict[str, Any], rope: Rope, factor: float
+) -> Scaling:
+    return METHODS[name](
+        factor=factor,
+        **(example(name, rope.num_pairs, factor).parameters() | parameters),
+    )
 
 
 def numbers(rope: Rope) -> Geometry:
@@ -72,18 +88,26 @@ def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
             f"{scaling.name!r} has no oracle: transcribe its paper into ORACLES of tests/support/oracle.py"
         )
     at = {"length": length} if scaling.length_dependent else {}
-    return ORACLES[scaling.name](numbers(rope), scaling.factor, **scaling.parameters(), **at)
+    return ORACLES[scaling.name](
+        numbers(rope), scaling.factor, **scaling.parameters(), **at
+    )
 
 
 def check(got: Frequencies | Table, right: Table, rtol: float = 1e-6) -> None:
     """Every frequency and the attention factor agree."""
-    np.testing.assert_allclose(np.asarray(got[0], dtype=np.float64), right[0], rtol=rtol, atol=0)
+    np.testing.assert_allclose(
+        np.asarray(got[0], dtype=np.float64), right[0], rtol=rtol, atol=0
+    )
     assert got[1] == pytest.approx(right[1], rel=1e-9)
 
 
 def lengths(scaling: Scaling, rope: Rope) -> list[int | None]:
     window = rope.original_max_position_embeddings
-    return [None, 1, window, window + 1, 4 * window] if scaling.length_dependent else [None]
+    return (
+        [None, 1, window, window + 1, 4 * window]
+        if scaling.length_dependent
+        else [None]
+    )
 
 
 # The first oracle: stock transformers, from configurations written by hand.
@@ -98,7 +122,9 @@ def stock_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
 def by_hand_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
     """The same for the newest transformers."""
     s, window = scaling.factor, rope.original_max_position_embeddings
-    given_ = {name: value for name, value in scaling.parameters().items() if value is not None}
+    given_ = {
+        name: value for name, value in scaling.parameters().items() if value is not None
+    }
     match scaling.name:
         case "none":
             return {"rope_type": "default"}
@@ -106,26 +132,48 @@ def by_hand_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
             return {"rope_type": "linear", "factor": s}
         case "ntk":
             d = rope.rotary_dim
-            return {"rope_type": "default", "rope_theta": rope.rope_theta * s ** (d / (d - 2))}
+            return {
+                "rope_type": "default",
+                "rope_theta": rope.rope_theta * s ** (d / (d - 2)),
+            }
         case "abf":
             return {"rope_type": "default", "rope_theta": given_["rope_theta"]}
         case "ntk-by-parts" | "llama3":
             low, high = given_["alpha"], given_["beta"]
             bounds = {"low_freq_factor": low, "high_freq_factor": high}
-            return {"rope_type": "llama3", "factor": s, "original_max_position_embeddings": window} | bounds
+            return {
+                "rope_type": "llama3",
+                "factor": s,
+                "original_max_position_embeddings": window,
+            } | bounds
         case "yarn" if given_.pop("ramp") == "index":
-            return {"rope_type": "yarn", "factor": s, "original_max_position_embeddings": window} | given_
+            return {
+                "rope_type": "yarn",
+                "factor": s,
+                "original_max_position_embeddings": window,
+            } | given_
         case "p-rope":
-            return {"rope_type": "proportional", "partial_rotary_factor": given_["partial"]}
+            return {
+                "rope_type": "proportional",
+                "partial_rotary_factor": given_["partial"],
+            }
         case "longrope" | "longrope-switch" | "custom":
-            long = list(given_["divisors" if scaling.name == "custom" else "long_factor"])
-            lists = {"short_factor": list(given_.get("short_factor", long)), "long_factor": long}
+            long = list(
+                given_["divisors" if scaling.name == "custom" else "long_factor"]
+            )
+            lists = {
+                "short_factor": list(given_.get("short_factor", long)),
+                "long_factor": long,
+            }
             a = {k: v for k, v in given_.items() if k == "attention_factor"}
             return {
                 "rope_type": "longrope", "factor": s, "original_max_position_embeddings": window, **lists, **a
             }  # fmt: skip
         case "dynamic":
-            return {"rope_type": "dynamic", "factor": s if given_["form"] == "transformers" else 1.0}
+            return {
+                "rope_type": "dynamic",
+                "factor": s if given_["form"] == "transformers" else 1.0,
+            }
     return None
 
 
@@ -138,13 +186,19 @@ def test_transformers_computes_the_same_bits(name, parameters, rope):
     for factor in FACTORS:
         scaling = instance(name, parameters, rope, factor)
         by_hand = stock_parameters(scaling, rope)
-        share = 0.5 if rope is GEOMETRIES["partial"] and by_hand["rope_type"] != "proportional" else 1.0
+        share = (
+            0.5
+            if rope is GEOMETRIES["partial"] and by_hand["rope_type"] != "proportional"
+            else 1.0
+        )
         for length in lengths(scaling, rope):
             stock = stock_table(by_hand, rope, length, share)
             ours = scaling.frequencies(rope, length)
             assert torch.equal(ours.inv_freq, stock.inv_freq), (factor, length)
             assert ours.inv_freq.dtype == torch.float32
-            assert ours.attention_factor == pytest.approx(stock.attention_factor, rel=1e-12)
+            assert ours.attention_factor == pytest.approx(
+                stock.attention_factor, rel=1e-12
+            )
 
 
 # The second oracle: NumPy in float64.
@@ -156,18 +210,26 @@ def test_numpy_computes_the_same_numbers(name, parameters, rope):
     for factor in FACTORS:
         scaling = instance(name, parameters, rope, factor)
         for length in lengths(scaling, rope):
-            got, right = scaling.frequencies(rope, length), expected(scaling, rope, length)
+            got, right = (
+                scaling.frequencies(rope, length),
+                expected(scaling, rope, length),
+            )
             if name == "resonance":
                 right = without_ties(got, right, scaling, rope)
             # untruncated, a pair may lie so near the upper bound that float32 cancels; stock has its bits
-            check(got, right, rtol=3e-6 if parameters.get("truncate") is False else 1e-6)
+            check(
+                got, right, rtol=3e-6 if parameters.get("truncate") is False else 1e-6
+            )
 
 
 def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Table:
     """Accept both roundings of a wavelength that is a half-integer within float32."""
     wavelength = 2 * np.pi / ORACLES[scaling.over](numbers(rope), scaling.factor)[0]
     tie = np.abs(wavelength % 1 - 0.5) < 5e-7 * wavelength
-    within_one = np.abs(2 * np.pi / got.inv_freq.double().numpy() - wavelength) < 0.5 + 1e-6 * wavelength
+    within_one = (
+        np.abs(2 * np.pi / got.inv_freq.double().numpy() - wavelength)
+        < 0.5 + 1e-6 * wavelength
+    )
     assert tie[wavelength < 1e4].sum() <= 1  # only slow pairs are ambiguous
     return np.where(tie & within_one, got.inv_freq.double().numpy(), right[0]), right[1]
 
@@ -175,9 +237,14 @@ def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Ta
 @EVERY_METHOD
 def test_the_oracle_covers_every_method_with_the_same_defaults(name):
     scaling = example(name, LLAMA_2.num_pairs)
-    defaults = {key: one for key, one in METHODS[name].defaults().items() if key not in EXAMPLES}
+    defaults = {
+        key: one for key, one in METHODS[name].defaults().items() if key not in EXAMPLES
+    }
     required = {k: v for k, v in scaling.parameters().items() if k not in defaults}
-    check(scaling.frequencies(LLAMA_2), ORACLES[name](numbers(LLAMA_2), scaling.factor, **required))
+    check(
+        scaling.frequencies(LLAMA_2),
+        ORACLES[name](numbers(LLAMA_2), scaling.factor, **required),
+    )
 
 
 # Golden values, of methods.md 9.
@@ -211,15 +278,25 @@ GOLDEN: list[tuple[str, str, dict[str, Any], float, dict[int, float]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("geometry", "name", "parameters", "factor", "golden"), GOLDEN, ids=str)
-def test_published_models_have_the_golden_frequencies(geometry, name, parameters, factor, golden):
-    got = make_scaling(name, factor=factor, **parameters).frequencies(GEOMETRIES[geometry]).inv_freq
+@pytest.mark.parametrize(
+    ("geometry", "name", "parameters", "factor", "golden"), GOLDEN, ids=str
+)
+def test_published_models_have_the_golden_frequencies(
+    geometry, name, parameters, factor, golden
+):
+    got = (
+        make_scaling(name, factor=factor, **parameters)
+        .frequencies(GEOMETRIES[geometry])
+        .inv_freq
+    )
     assert got[list(golden)].tolist() == pytest.approx(list(golden.values()), rel=1e-6)
 
 
 # Properties on any geometry.
 
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+DETERMINISTIC = settings(
+    derandomize=True, deadline=None, max_examples=60, database=None
+)
 any_rope = st.builds(
     Rope,
     rotary_dim=st.integers(2, 128).map(lambda pairs: 2 * pairs),
@@ -238,11 +315,16 @@ def test_both_oracles_agree_on_any_geometry(name, parameters, rope, factor):
     for length in lengths(scaling, rope):
         got = scaling.frequencies(rope, length)
         if by_hand is not None:
-            assert torch.equal(got.inv_freq, stock_table(by_hand, rope, length).inv_freq)
+            assert torch.equal(
+                got.inv_freq, stock_table(by_hand, rope, length).inv_freq
+            )
         if name != "resonance":  # its ties are tested above
             # 4e-6: the rounding of 2i/d in float32 times ln b = 16, and cancellation, which is largest for
             # a blend by rotations: keep * theta against theta / s
-            blended = name in {"ntk-by-parts", "llama3"} or parameters.get("ramp") == "rotations"
+            blended = (
+                name in {"ntk-by-parts", "llama3"}
+                or parameters.get("ramp") == "rotations"
+            )
             loss = max(1, 4 * parameters.get("power", 0), factor / 8 if blended else 0)
             check(got, expected(scaling, rope, length), rtol=4e-6 * loss)
 
@@ -282,7 +364,9 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     [(*where, value) for where, values in INVALID.items() for value in values],
     ids=str,
 )
-def test_the_error_of_a_parameter_out_of_range_names_method_parameter_and_value(name, parameter, value):
+def test_the_error_of_a_parameter_out_of_range_names_method_parameter_and_value(
+    name, parameter, value
+):
     parameters = {"factor": 4.0} | example(name, 4).parameters() | {parameter: value}
     with pytest.raises(RopepatchError) as error:
         make_scaling(name, **parameters)
@@ -292,7 +376,8 @@ def test_the_error_of_a_parameter_out_of_range_names_method_parameter_and_value(
 
 @pytest.mark.parametrize("name", [3, None, ["yarn"], Path("yarn")])
 @pytest.mark.parametrize(
-    "make", [partial(make_scaling, factor=4.0), METHODS.find, make_remapping, make_encoding]
+    "make",
+    [partial(make_scaling, factor=4.0), METHODS.find, make_remapping, make_encoding],
 )
 def test_a_name_that_is_not_a_string_is_rejected(make, name):
     with pytest.raises(RopepatchError) as error:
@@ -300,7 +385,9 @@ def test_a_name_that_is_not_a_string_is_rejected(make, name):
     assert repr(name) in str(error.value)
 
 
-@pytest.mark.parametrize("number", [np.float32(16), np.float64(16), np.int64(16), torch.tensor(16)])
+@pytest.mark.parametrize(
+    "number", [np.float32(16), np.float64(16), np.int64(16), torch.tensor(16)]
+)
 def test_a_number_of_another_library_is_converted(number):
     made = make_scaling("yarn", factor=number, beta_fast=number)
     assert made == make_scaling("yarn", factor=16.0, beta_fast=16.0)
@@ -316,7 +403,10 @@ def test_errors_of_missing_or_unsuitable_parameters_have_a_hint():
     tiny = Rope(2, 1e4, 128)
     for make in (
         *(partial(make_scaling, name, factor=2.0) for name in NEED_MORE),
-        *(partial(example(name, 32).frequencies, LLAMA_2) for name in ("longrope", "custom")),
+        *(
+            partial(example(name, 32).frequencies, LLAMA_2)
+            for name in ("longrope", "custom")
+        ),
         *(partial(example(name, 1).frequencies, tiny) for name in ("ntk", "dynamic")),
     ):
         with pytest.raises(RopepatchError) as error:
@@ -346,7 +436,9 @@ def test_frequencies_do_not_depend_on_earlier_calls(name):
 # Ropes that are already scaled: Llama 3.1 carries llama3 times 8, here with a temperature on top.
 
 _LLAMA_3_1 = make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
-CARRIED = Rope(128, 5e5, 131072, carried=tuple(_LLAMA_3_1.tolist()), carried_attention_factor=1.1)
+CARRIED = Rope(
+    128, 5e5, 131072, carried=tuple(_LLAMA_3_1.tolist()), carried_attention_factor=1.1
+)
 REFUSING: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {}),
     ("yarn", {"ramp": "wavelength"}),
@@ -370,7 +462,10 @@ def test_scaled_rope_is_scaled_on_top_of_its_frequencies(name, parameters):
     for factor in FACTORS:
         scaling = instance(name, parameters, CARRIED, factor)
         for length in lengths(scaling, CARRIED):
-            got, right = scaling.frequencies(CARRIED, length), expected(scaling, CARRIED, length)
+            got, right = (
+                scaling.frequencies(CARRIED, length),
+                expected(scaling, CARRIED, length),
+            )
             if name == "resonance":
                 right = without_ties(got, right, scaling, CARRIED)
             check(got, right)
@@ -380,7 +475,9 @@ def test_scaled_rope_is_scaled_on_top_of_its_frequencies(name, parameters):
 @pytest.mark.parametrize(("name", "parameters"), REFUSING, ids=str)
 def test_a_formula_of_rope_theta_rejects_scaled_rope_with_a_hint(name, parameters):
     scaling = instance(name, parameters, CARRIED, 4.0)
-    with pytest.raises(RopepatchError, match=r"formula of rope_theta .* already scaled") as error:
+    with pytest.raises(
+        RopepatchError, match=r"formula of rope_theta .* already scaled"
+    ) as error:
         scaling.frequencies(CARRIED)
     assert error.value.hint.startswith("use ")
     proposed = set(re.findall(r"`(\w+)=", error.value.hint))
@@ -390,4 +487,8 @@ def test_a_formula_of_rope_theta_rejects_scaled_rope_with_a_hint(name, parameter
 @EVERY_METHOD
 def test_a_repr_evaluates_to_its_method(name):
     method, scaling = METHODS[name], example(name, 4)
-    assert eval(repr(scaling), {method.__name__: method}) == scaling != example(name, 4, 8.0)
+    assert (
+        eval(repr(scaling), {method.__name__: method})
+        == scaling
+        != example(name, 4, 8.0)
+    )

@@ -45,19 +45,28 @@ def saved(file, plan):
 
 def small_config(**changes):
     """The checkpoint's configuration with changes."""
-    small = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": WINDOW}
+    small = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": WINDOW,
+    }
     return LlamaConfig(**small | {"rope_theta": 10000.0} | changes)
 
 
 def custom(**changes):
-    return CustomDivisors(**{"factor": 4.0, "divisors": DIVISORS, "attention_factor": ATTENTION} | changes)
+    return CustomDivisors(
+        **{"factor": 4.0, "divisors": DIVISORS, "attention_factor": ATTENTION} | changes
+    )
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A small model with a text for its tokenizer."""
     folder = write_checkpoint(tmp_path_factory.mktemp("models") / "small")
-    (folder.parent / "text.txt").write_text(" ".join(f"word{i * i % 43}" for i in range(600)))
+    (folder.parent / "text.txt").write_text(
+        " ".join(f"word{i * i % 43}" for i in range(600))
+    )
     return folder
 
 
@@ -99,15 +108,30 @@ def test_keys_with_defaults_may_be_missing(mine):
 
 def changed(**changes):
     """A file's content with other values, or without them where they are None."""
-    return json.dumps({key: value for key, value in (CONTENT | changes).items() if value is not None})
+    return json.dumps(
+        {key: value for key, value in (CONTENT | changes).items() if value is not None}
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"target": 2**63}, {"factor": 0.5}, {"ropepatch_scaling": 2}, {"method": "costum"}),
-        *({"parameters": {"divisors": [1.0, 0]}}, {"parameters": {"divisors": [1.0], "factor": 2.0}}),
-        *({"factr": 4.0}, {"rope_theta": None}, {"rotary_dim": 15}, {"carried": [1.0, 0]}),
+        *(
+            {"target": 2**63},
+            {"factor": 0.5},
+            {"ropepatch_scaling": 2},
+            {"method": "costum"},
+        ),
+        *(
+            {"parameters": {"divisors": [1.0, 0]}},
+            {"parameters": {"divisors": [1.0], "factor": 2.0}},
+        ),
+        *(
+            {"factr": 4.0},
+            {"rope_theta": None},
+            {"rotary_dim": 15},
+            {"carried": [1.0, 0]},
+        ),
     ],
     ids=str,
 )
@@ -126,7 +150,11 @@ def test_the_error_of_an_invalid_scaling_names_the_file(tmp_path, changes):
 def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, mine):
     one = ropepatch.plan(checkpoint, to=TARGET, method=str(mine))
     other = ropepatch.plan(
-        checkpoint, to=TARGET, method="custom", divisors=DIVISORS, attention_factor=ATTENTION
+        checkpoint,
+        to=TARGET,
+        method="custom",
+        divisors=DIVISORS,
+        attention_factor=ATTENTION,
     )
     assert one == other
     assert one.to_dict() == other.to_dict()
@@ -136,7 +164,9 @@ def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, mine):
     assert one.frequencies().attention_factor == ATTENTION
 
 
-def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected(tmp_path, checkpoint, mine):
+def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected(
+    tmp_path, checkpoint, mine
+):
     short = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
     for given, words in (
         ({"to": TARGET // 2}, f"for a target of {TARGET} tokens"),
@@ -147,18 +177,28 @@ def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected
     ):
         with pytest.raises(RopepatchError, match=words):
             ropepatch.plan(checkpoint, **{"method": str(mine)} | given)
-    for changes in ({"head_dim": 8}, {"rope_theta": 500000.0}, {"max_position_embeddings": 1024}):
+    for changes in (
+        {"head_dim": 8},
+        {"rope_theta": 500000.0},
+        {"max_position_embeddings": 1024},
+    ):
         with pytest.raises(RopepatchError, match="is for a model with"):
             ropepatch.plan(small_config(**changes), method=str(mine))
 
 
 def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
-    scaled = small_config(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
-    plan = ropepatch.plan(scaled, to=TARGET, method="custom", divisors=DIVISORS, factor=8.0)
+    scaled = small_config(
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    )
+    plan = ropepatch.plan(
+        scaled, to=TARGET, method="custom", divisors=DIVISORS, factor=8.0
+    )
     assert plan.config.rope.is_scaled
     file = saved(tmp_path / "x.json", plan)
     assert ropepatch.plan(scaled, method=file) == plan
-    with pytest.raises(RopepatchError, match=r"frequencies of an earlier scaling \(0\.5, .* has None"):
+    with pytest.raises(
+        RopepatchError, match=r"frequencies of an earlier scaling \(0\.5, .* has None"
+    ):
         ropepatch.plan(small_config(), method=file)
     content = json.loads(file.read_text())
     content["carried"][3] *= 1 + 1e-7  # another machine's rounding
@@ -174,20 +214,39 @@ def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
 
 
 def test_the_label_of_a_scaling_file_is_its_stem():
-    assert Method(name="far/away/mine.json").label == method_label("mine.json") == "mine"
+    assert (
+        Method(name="far/away/mine.json").label == method_label("mine.json") == "mine"
+    )
     assert method_label("ntk-by-parts") == "ntk-by-parts"
 
 
-def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(tmp_path, checkpoint, mine):
-    text = {"task": "perplexity", "text": str(checkpoint.parent / "text.txt"), "windows": 2}
-    suite = {"models": [str(checkpoint)], "methods": [str(mine), "ntk"], "to": [TARGET], "tasks": [text]}
+def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(
+    tmp_path, checkpoint, mine
+):
+    text = {
+        "task": "perplexity",
+        "text": str(checkpoint.parent / "text.txt"),
+        "windows": 2,
+    }
+    suite = {
+        "models": [str(checkpoint)],
+        "methods": [str(mine), "ntk"],
+        "to": [TARGET],
+        "tasks": [text],
+    }
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
     out = tmp_path / "results"
-    results = {result.label: result for result in measure(read_suite(str(tmp_path / "suite.yaml")), out=out)}
+    results = {
+        result.label: result
+        for result in measure(read_suite(str(tmp_path / "suite.yaml")), out=out)
+    }
     scaling = read_result(out / "small-256-perplexity-mine.json").scaling
     assert scaling["method"] == "custom"
     assert scaling["parameters"] == CONTENT["parameters"]
-    losses = {label: result.row("loss", length=TARGET).value for label, result in results.items()}
+    losses = {
+        label: result.row("loss", length=TARGET).value
+        for label, result in results.items()
+    }
     assert losses["mine"] not in (losses["baseline"], losses["ntk"])
 
 

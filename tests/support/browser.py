@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 PROGRAM = shutil.which("chromium") or "/usr/bin/chromium"
-QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+QUIET = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+]
 
 
 @contextmanager

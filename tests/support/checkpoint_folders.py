@@ -27,10 +27,14 @@ def tokenizer_of(by_bytes: bool) -> Tokenizer:
     words = [*first, "<unk>", *(f"word{i}" for i in range(VOCABULARY - 4))]
     ids = {word: i for i, word in enumerate(symbols if by_bytes else words)}
     raw = Tokenizer(
-        models.BPE(vocab=ids, merges=[]) if by_bytes else models.WordLevel(ids, unk_token="<unk>")
+        models.BPE(vocab=ids, merges=[])
+        if by_bytes
+        else models.WordLevel(ids, unk_token="<unk>")
     )
     raw.pre_tokenizer = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False) if by_bytes else pre_tokenizers.Whitespace()
+        pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if by_bytes
+        else pre_tokenizers.Whitespace()
     )
     return raw
 
@@ -54,14 +58,21 @@ def write_checkpoint(
 
 def edit_json(path: Path, *, drop: tuple[str, ...] = (), **values: Any) -> None:
     """Replace or drop top-level keys of a JSON file."""
-    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
+    content = {
+        key: value
+        for key, value in json.loads(path.read_text()).items()
+        if key not in drop
+    }
     path.write_text(json.dumps(content | values))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Modification time and bytes of everything below a folder, by relative path."""
     return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else b"",
+        )
         for path in sorted(folder.rglob("*"))
     }
 
@@ -80,6 +91,10 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 # Records of ropepatch from before they had a version, one for each way to write one.
 RECORDS: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))
-    for file in sorted((Path(__file__).parents[1] / "extension" / "records").glob("*.json"))
+    for file in sorted(
+        (Path(__file__).parents[1] / "extension" / "records").glob("*.json")
+    )
 }
-SWAPPED = RECORDS.pop("swapped")  # the record of a swapped encoding, which has other keys
+SWAPPED = RECORDS.pop(
+    "swapped"
+)  # the record of a swapped encoding, which has other keys

@@ -63,7 +63,9 @@ def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
     return None
 
 
-def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]) -> Reply:
+def read(
+    manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
+) -> Reply:
     if error := refusal(manners, body):
         return error
     prompt = body["prompt"]
@@ -72,9 +74,13 @@ def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any])
     if manners.limit is not None and count >= manners.limit:
         if manners.beyond == "refuse":
             return 400, b'{"error": {"message": "maximum context length"}}'
-        ids = ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
+        ids = (
+            ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
+        )
         count = count if manners.beyond != "told" else len(ids)
-    (top,) = engine.tops(ids, [len(ids)], body.get("top_logprobs", body.get("logprobs", 1)))
+    (top,) = engine.tops(
+        ids, [len(ids)], body.get("top_logprobs", body.get("logprobs", 1))
+    )
     token = max(top, key=top.__getitem__)
     text = tokenizer.decode([token])
 
@@ -84,7 +90,10 @@ def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any])
 
     logprobs: Any = None
     if manners.style in ("chat", "mlx"):
-        most = [{"id": number, "token": "?", "logprob": value} for number, value in top.items()]
+        most = [
+            {"id": number, "token": "?", "logprob": value}
+            for number, value in top.items()
+        ]
         entries = [{"id": token, "logprob": top[token], "top_logprobs": most}]
         logprobs = {"content": entries}
         if len(ids) in manners.ends:
@@ -96,7 +105,9 @@ def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any])
             "top_logprobs": [{named(number): value for number, value in top.items()}],
         }
     usage = {"prompt_tokens": count}
-    return 200, json.dumps({"choices": [{"text": text, "logprobs": logprobs}], "usage": usage}).encode()
+    return 200, json.dumps(
+        {"choices": [{"text": text, "logprobs": logprobs}], "usage": usage}
+    ).encode()
 
 
 @contextmanager
@@ -105,7 +116,10 @@ def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
 
     def answer(request: listening.Request) -> listening.Answer:
         sent = json.loads(request.body() or "{}")
-        if manners.key and request.headers.get("Authorization") != f"Bearer {manners.key}":
+        if (
+            manners.key
+            and request.headers.get("Authorization") != f"Bearer {manners.key}"
+        ):
             return 401, {}, b"no key"
         if manners.before:
             manners.before -= 1

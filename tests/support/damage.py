@@ -11,13 +11,55 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-PUBLISHED = json.loads((Path(__file__).parent / "public_configs.json").read_text(encoding="utf-8"))
+PUBLISHED = json.loads(
+    (Path(__file__).parent / "public_configs.json").read_text(encoding="utf-8")
+)
 # Numbers beyond every float, texts that no terminal shows, and nearly valid values.
 VALUES: list[Any] = [
-    *(None, True, False, 0, -1, 1, 3, 2**31, 2**62, -(10**400), 10**400, 0.5, 1e308, -1e-300, 5e-324),
-    *("", "x", "0", "1x", "-1k", "1e-5", "true", "yarn", "32k", "equal", "a\nb", "\x1b[2J", "\u202eback"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        3,
+        2**31,
+        2**62,
+        -(10**400),
+        10**400,
+        0.5,
+        1e308,
+        -1e-300,
+        5e-324,
+    ),
+    *(
+        "",
+        "x",
+        "0",
+        "1x",
+        "-1k",
+        "1e-5",
+        "true",
+        "yarn",
+        "32k",
+        "equal",
+        "a\nb",
+        "\x1b[2J",
+        "\u202eback",
+    ),
     *("x" * 5000, "\ud800", "NaN", [1.0] * 1000, {"__float__": "NaN"}, {"\x1b[31m": 1}),
-    *([], [[]], {}, [None], [1, "x"], ["yarn"], {"name": "yarn"}, {"task": "perplexity"}, {"a": {"b": [1]}}),
+    *(
+        [],
+        [[]],
+        {},
+        [None],
+        [1, "x"],
+        ["yarn"],
+        {"name": "yarn"},
+        {"task": "perplexity"},
+        {"a": {"b": [1]}},
+    ),
 ]
 
 
@@ -51,4 +93,8 @@ def damages(content: Any, keys: set[str], count: int, seed: str) -> Iterator[Any
     pointers = [*inside, *((key,) for key in sorted(keys - {*content}))]
     for _ in range(count):
         path = draw.choice(pointers)
-        yield damaged(content, path, draw.choice([*VALUES, *[...] * 3] if path in inside else VALUES))
+        yield damaged(
+            content,
+            path,
+            draw.choice([*VALUES, *[...] * 3] if path in inside else VALUES),
+        )

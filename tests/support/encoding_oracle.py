@@ -71,7 +71,8 @@ def learned(c: Case, p: int) -> Array:
 
 
 TABLES: dict[str, Callable[[Case, int], Array]] = {
-    table.__name__: table for table in (integer, normalised, binary, sinusoidal, learned)
+    table.__name__: table
+    for table in (integer, normalised, binary, sinusoidal, learned)
 }
 
 
@@ -87,7 +88,11 @@ def drope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 def shaw(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
-    return q @ (k + c.weights["keys"][c.layer, min(m - n, c.parameters["clip"])]) / math.sqrt(c.D)
+    return (
+        q
+        @ (k + c.weights["keys"][c.layer, min(m - n, c.parameters["clip"])])
+        / math.sqrt(c.D)
+    )
 
 
 def transformer_xl(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
@@ -115,7 +120,11 @@ def t5(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 def slope(h: int, heads: int) -> float:
     power = 2 ** math.floor(math.log2(heads))
-    return 2 ** (-8 * (h + 1) / power) if h < power else 2 ** (-8 * (2 * (h - power) + 1) / (2 * power))
+    return (
+        2 ** (-8 * (h + 1) / power)
+        if h < power
+        else 2 ** (-8 * (2 * (h - power) + 1) / (2 * power))
+    )
 
 
 def alibi(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
@@ -125,7 +134,10 @@ def alibi(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 def product(q: Array, k: Array, angles: Array) -> float:
     """q . k where pair i of the first 2 len(angles) channels, (x_i, x_{i + len}), rotates by angle i."""
     pairs = len(angles)
-    (z, w), turn = (x[:pairs] + 1j * x[pairs : 2 * pairs] for x in (q, k)), np.exp(1j * angles)
+    (z, w), turn = (
+        (x[:pairs] + 1j * x[pairs : 2 * pairs] for x in (q, k)),
+        np.exp(1j * angles),
+    )
     return (z * w.conj() * turn).real.sum() + q[2 * pairs :] @ k[2 * pairs :]
 
 
@@ -156,7 +168,9 @@ def place(p: int, grid: tuple[int, ...]) -> list[int]:
 
 def axial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
     at, seen = place(m, c.parameters["grid"]), place(n, c.parameters["grid"])
-    blocks = [(i - j) * ladder(c.b, c.D // len(at)) for i, j in zip(at, seen, strict=True)]
+    blocks = [
+        (i - j) * ladder(c.b, c.D // len(at)) for i, j in zip(at, seen, strict=True)
+    ]
     return product(q, k, np.concatenate(blocks)) / math.sqrt(c.D)
 
 
@@ -174,7 +188,9 @@ def nope_heads(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 def nope_layers(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
-    return (nope if (c.layer + 1) % c.parameters["every"] == 0 else rope)(c, h, q, m, k, n)
+    return (nope if (c.layer + 1) % c.parameters["every"] == 0 else rope)(
+        c, h, q, m, k, n
+    )
 
 
 SCORES: dict[str, Callable[[Case, int, Array, int, Array, int], float]] = {
@@ -193,7 +209,14 @@ def value(name: str, c: Case, v: Array, m: int, n: int) -> Array:
 
 
 def attention(
-    name: str, c: Case, q: Array, k: Array, v: Array, queries: Any, keys: Any, visible: Any
+    name: str,
+    c: Case,
+    q: Array,
+    k: Array,
+    v: Array,
+    queries: Any,
+    keys: Any,
+    visible: Any,
 ) -> tuple[Array, Array]:
     """Output [B, H, Q, D] and weights [B, H, Q, T].
 
@@ -204,9 +227,13 @@ def attention(
     for b, h, i in np.ndindex(*q.shape[:3]):
         group, m = h // (c.heads // c.key_value_heads), int(queries[b, i])
         seen = np.flatnonzero(visible[b, i])
-        scores = [score(c, h, q[b, h, i], m, k[b, group, j], int(keys[b, j])) for j in seen]
+        scores = [
+            score(c, h, q[b, h, i], m, k[b, group, j], int(keys[b, j])) for j in seen
+        ]
         shares = np.exp(np.array(scores) - max(scores))
         weights[b, h, i, seen] = shares / shares.sum()
         for j in seen:
-            output[b, h, i] += weights[b, h, i, j] * value(name, c, v[b, group, j], m, int(keys[b, j]))
+            output[b, h, i] += weights[b, h, i, j] * value(
+                name, c, v[b, group, j], m, int(keys[b, j])
+            )
     return output, weights

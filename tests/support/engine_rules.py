@@ -40,7 +40,9 @@ Rule = Callable[..., Reading | None]
 
 
 def head_dim(config: Config) -> int:
-    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return (
+        config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    )
 
 
 def plain(theta: float, d: int) -> NDArray[np.float64]:
@@ -48,7 +50,9 @@ def plain(theta: float, d: int) -> NDArray[np.float64]:
     return theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
 
 
-def dynamic_theta(theta: float, d: int, factor: float, length: float, window: float) -> float:
+def dynamic_theta(
+    theta: float, d: int, factor: float, length: float, window: float
+) -> float:
     return theta * (factor * length / window - (factor - 1)) ** (d / (d - 2))
 
 
@@ -66,7 +70,9 @@ def llama3(theta: float, d: int, scaling: Config, window: float) -> NDArray[np.f
     return (1 - keep) * inv_freq / scaling["factor"] + keep * inv_freq
 
 
-def yarn(theta: float, d: int, scaling: Config, *, truncate: bool) -> NDArray[np.float64]:
+def yarn(
+    theta: float, d: int, scaling: Config, *, truncate: bool
+) -> NDArray[np.float64]:
     """The same in all engines except for `truncate`: a ramp over the index of the pair."""
     window = scaling["original_max_position_embeddings"]
 
@@ -74,7 +80,8 @@ def yarn(theta: float, d: int, scaling: Config, *, truncate: bool) -> NDArray[np
         return d * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = (
-        pair_turning(scaling.get(key, usual)) for key, usual in (("beta_fast", 32), ("beta_slow", 1))
+        pair_turning(scaling.get(key, usual))
+        for key, usual in (("beta_fast", 32), ("beta_slow", 1))
     )
     if truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -90,15 +97,23 @@ def by_yarn(factor: float, scale: float = 1.0) -> float:
 
 def by_longrope(reach: float, window: float) -> float:
     """LongRoPE's attention factor, in transformers, vLLM, SGLang and mlx-lm, where they derive it."""
-    return 1.0 if reach <= window else math.sqrt(1 + math.log(reach / window) / math.log(window))
+    return (
+        1.0
+        if reach <= window
+        else math.sqrt(1 + math.log(reach / window) / math.log(window))
+    )
 
 
 def mscale_ratio(scaling: Config) -> float:
     factor = scaling["factor"]
-    return by_yarn(factor, scaling["mscale"]) / by_yarn(factor, scaling["mscale_all_dim"])
+    return by_yarn(factor, scaling["mscale"]) / by_yarn(
+        factor, scaling["mscale_all_dim"]
+    )
 
 
-def alike(kind: str, theta: float, d: int, scaling: Config) -> NDArray[np.float64] | None:
+def alike(
+    kind: str, theta: float, d: int, scaling: Config
+) -> NDArray[np.float64] | None:
     """The frequencies of types that all engines compute alike; None for another type."""
     if kind == "llama3":
         return llama3(theta, d, scaling, scaling["original_max_position_embeddings"])
@@ -107,20 +122,30 @@ def alike(kind: str, theta: float, d: int, scaling: Config) -> NDArray[np.float6
     return None
 
 
-def transformers_4(config: Config, length: int, served: int | None = None) -> Reading | None:
+def transformers_4(
+    config: Config, length: int, served: int | None = None
+) -> Reading | None:
     """transformers 4.57.6, modeling_rope_utils.py; it supports only `rope_theta` and `rope_scaling`.
 
     `dynamic` follows the sequence, from max_position_embeddings on; `longrope` takes the long list beyond
     the top-level original_max_position_embeddings, or max_position_embeddings without it. An explicit
     attention_factor precedes the derived one. It serves any length.
     """
-    theta, d, reach = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
+    theta, d, reach = (
+        config.get("rope_theta", 10000.0),
+        head_dim(config),
+        config["max_position_embeddings"],
+    )
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if (same := alike(kind, theta, d, scaling)) is not None:
         return Reading(same)
     if kind == "dynamic":
-        return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, reach), reach), d))
+        return Reading(
+            plain(
+                dynamic_theta(theta, d, scaling["factor"], max(length, reach), reach), d
+            )
+        )
     if kind == "yarn":
         scaling = {"original_max_position_embeddings": reach} | scaling
         a = scaling.get("attention_factor")
@@ -148,7 +173,9 @@ def as_transformers_5(config: Config) -> Config:
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     if parameters["rope_type"] in ("llama3", "yarn", "longrope"):
-        nested = parameters.get("original_max_position_embeddings", config["max_position_embeddings"])
+        nested = parameters.get(
+            "original_max_position_embeddings", config["max_position_embeddings"]
+        )
         top = config.get("original_max_position_embeddings", nested)
         parameters["original_max_position_embeddings"] = top
     return parameters
@@ -166,23 +193,45 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
     long_mscale and no attention_factor. `yarn` uses attention_factor, then both mscales if truthy.
     tokenizer_config.json's model_max_length, which may shorten it, is left out.
     """
-    p, d, limit = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
+    p, d, limit = (
+        as_transformers_5(config),
+        head_dim(config),
+        config["max_position_embeddings"],
+    )
     theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
-    reach = limit if kind in ("default", "llama3", "yarn", "longrope") else int(limit * factor)
-    default = config.get("original_max_position_embeddings", reach) if kind == "longrope" else reach
+    reach = (
+        limit
+        if kind in ("default", "llama3", "yarn", "longrope")
+        else int(limit * factor)
+    )
+    default = (
+        config.get("original_max_position_embeddings", reach)
+        if kind == "longrope"
+        else reach
+    )
     serves = min(served or default, reach)
     if (same := alike(kind, theta, d, p)) is not None:
-        return Reading(same, 1.0, serves) if kind != "linear" or isinstance(factor, float) else None
+        return (
+            Reading(same, 1.0, serves)
+            if kind != "linear" or isinstance(factor, float)
+            else None
+        )
     if kind == "dynamic":
         trained = p.get("max_trained_positions", limit)
-        return Reading(plain(dynamic_theta(theta, d, factor, limit, trained), d), 1.0, min(serves, limit))
+        return Reading(
+            plain(dynamic_theta(theta, d, factor, limit, trained), d),
+            1.0,
+            min(serves, limit),
+        )
     if kind == "yarn":
         a = p.get("attention_factor")
         if a is None:
             both = p.get("mscale") and p.get("mscale_all_dim")
             a = mscale_ratio(p) if both else by_yarn(factor)
         ends = math.ceil(p["original_max_position_embeddings"] * factor)
-        return Reading(yarn(theta, d, p, truncate=p.get("truncate", True)), a, min(serves, ends))
+        return Reading(
+            yarn(theta, d, p, truncate=p.get("truncate", True)), a, min(serves, ends)
+        )
     if kind == "longrope":
         window = p["original_max_position_embeddings"]
         which = "long" if serves > window else "short"
@@ -201,15 +250,27 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
     the mscales, and looks a position equal to the original length up behind the short list, which is the
     long list's position 0.
     """
-    p, d, limit = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
+    p, d, limit = (
+        as_transformers_5(config),
+        head_dim(config),
+        config["max_position_embeddings"],
+    )
     theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
     multiplied = "original_max_position_embeddings" not in p and kind != "llama3"
     reach = int(limit * factor) if multiplied else limit
     serves = min(served or reach, reach)
     if (same := alike(kind, theta, d, p)) is not None:
-        return Reading(same, 1.0, serves) if kind != "linear" or isinstance(factor, float) else None
+        return (
+            Reading(same, 1.0, serves)
+            if kind != "linear" or isinstance(factor, float)
+            else None
+        )
     if kind == "dynamic":
-        return Reading(plain(dynamic_theta(theta, d, factor, limit * factor, limit), d), 1.0, serves)
+        return Reading(
+            plain(dynamic_theta(theta, d, factor, limit * factor, limit), d),
+            1.0,
+            serves,
+        )
     if kind == "yarn":
         both = p.get("mscale") is not None and p.get("mscale_all_dim") is not None
         a = (mscale_ratio(p) if both else by_yarn(factor)) * p.get("attn_factor", 1.0)
@@ -219,7 +280,9 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
         which = "long" if length - 1 > window else "short"
         a = p.get(f"{which}_mscale", by_longrope(limit, window))
         misplaced = (window,) if window < serves else ()
-        return Reading(plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves, misplaced)
+        return Reading(
+            plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves, misplaced
+        )
     return None
 
 
@@ -233,12 +296,18 @@ def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading
     The context is max_position_embeddings.
     """
     p, d = as_transformers_5(config), head_dim(config)
-    theta, kind, reach = p["rope_theta"], p["rope_type"], config["max_position_embeddings"]
+    theta, kind, reach = (
+        p["rope_theta"],
+        p["rope_type"],
+        config["max_position_embeddings"],
+    )
     if (same := alike(kind, theta, d, p)) is not None:
         return Reading(same, 1.0, reach)
     if kind == "yarn":
         usual = p | {"beta_fast": 32.0, "beta_slow": 1.0}
-        return Reading(yarn(theta, d, usual, truncate=True), by_yarn(p["factor"]), reach)
+        return Reading(
+            yarn(theta, d, usual, truncate=True), by_yarn(p["factor"]), reach
+        )
     return Reading(plain(theta, d), 1.0, reach)
 
 
@@ -249,15 +318,31 @@ def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | 
     mscale (default 1) over that of mscale_all_dim (default 0). `longrope` uses only the long list and
     derives its attention factor from the lengths. It serves any length.
     """
-    theta, d, limit = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
+    theta, d, limit = (
+        config.get("rope_theta", 10000.0),
+        head_dim(config),
+        config["max_position_embeddings"],
+    )
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("type") or scaling.get("rope_type", "default")
-    if (same := alike(kind, theta, d, {"original_max_position_embeddings": 8192} | scaling)) is not None:
+    if (
+        same := alike(
+            kind, theta, d, {"original_max_position_embeddings": 8192} | scaling
+        )
+    ) is not None:
         return Reading(same)
     if kind == "dynamic":
-        return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, limit), limit), d))
+        return Reading(
+            plain(
+                dynamic_theta(theta, d, scaling["factor"], max(length, limit), limit), d
+            )
+        )
     if kind == "yarn":
-        scaling = {"original_max_position_embeddings": 4096, "mscale": 1, "mscale_all_dim": 0} | scaling
+        scaling = {
+            "original_max_position_embeddings": 4096,
+            "mscale": 1,
+            "mscale_all_dim": 0,
+        } | scaling
         return Reading(yarn(theta, d, scaling, truncate=True), mscale_ratio(scaling))
     if kind == "longrope":
         a = by_longrope(limit, scaling["original_max_position_embeddings"])
@@ -272,4 +357,7 @@ RULES: dict[str, Rule] = {
     "llama.cpp": llama_cpp,
     "mlx-lm": mlx_lm,
 }
-SWITCHES = {"vLLM": "--max-model-len", "SGLang": "--context-length"}  # how its user passes `served`
+SWITCHES = {
+    "vLLM": "--max-model-len",
+    "SGLang": "--context-length",
+}  # how its user passes `served`

@@ -14,7 +14,11 @@ from ropepatch.model.reading_file import RIGHT
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
 from ropepatch.probing.mistakes import ropes
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PRECISIONS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 class Engine:
@@ -52,7 +56,11 @@ class Engine:
                 if precision == "q8" and weight.numel() % 16 == 0:
                     weight.copy_(in_8_bits(weight))
                 if noise:
-                    weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+                    weight += (
+                        noise
+                        * weight.std()
+                        * torch.randn(weight.shape, generator=generator)
+                    )
 
     @torch.inference_mode()
     def log_probs(self, ids: list[int]) -> Tensor:
@@ -61,21 +69,28 @@ class Engine:
             logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return logits.float().log_softmax(-1)
 
-    def tops(self, ids: list[int], positions: list[int], count: int = 20) -> list[dict[int, float]]:
+    def tops(
+        self, ids: list[int], positions: list[int], count: int = 20
+    ) -> list[dict[int, float]]:
         """Return the most probable next tokens after the first `positions` tokens, cached."""
         request = (*ids, *positions, count)
         if request not in self.told:
             values, top = (
-                part.tolist() for part in self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
+                part.tolist()
+                for part in self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
             )
-            self.told[request] = [dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)]
+            self.told[request] = [
+                dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)
+            ]
         return self.told[request]
 
 
 def rounded(begin: int, part: object, given: object, states: Tensor) -> Tensor:
     """Round keys or values [B, T, D] to 3 bits from a position on."""
     step = (states.abs().amax(-1, keepdim=True) / 3).clamp(min=1e-12)
-    return torch.cat([states[:, :begin], ((states / step).round() * step)[:, begin:]], dim=1)
+    return torch.cat(
+        [states[:, :begin], ((states / step).round() * step)[:, begin:]], dim=1
+    )
 
 
 def in_8_bits(weight: Tensor) -> Tensor:

@@ -16,14 +16,20 @@ from ropepatch.extension.planning import Plan
 from ropepatch.model.architectures import ROPE_IN_LOCAL_LAYERS
 
 MODELS = Path(transformers.__file__).parent / "models"
-ROTARY_CLASS = re.compile(r"^class \w*Rotary\w*\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+ROTARY_CLASS = re.compile(
+    r"^class \w*Rotary\w*\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 def forward_bodies(model_type: str) -> tuple[str, ...]:
     """The forward methods of the rotary classes in an architecture's module; empty if it imports them."""
-    sources = sorted((MODELS / model_type_to_module_name(model_type)).glob("modeling_*.py"))
+    sources = sorted(
+        (MODELS / model_type_to_module_name(model_type)).glob("modeling_*.py")
+    )
     classes = (
-        ast.parse(text).body[0] for file in sources for text in ROTARY_CLASS.findall(file.read_text("utf-8"))
+        ast.parse(text).body[0]
+        for file in sources
+        for text in ROTARY_CLASS.findall(file.read_text("utf-8"))
     )
     return tuple(
         ast.dump(ast.Module(method.body, []))
@@ -36,7 +42,9 @@ def forward_bodies(model_type: str) -> tuple[str, ...]:
 
 def _grouped() -> dict[str, list[str]]:
     by_body: dict[tuple[str, ...], list[str]] = {}
-    for model_type in sorted({*ROTARY_TYPES} - {*COMPOSITE_TYPES}, key=lambda name: (name != "llama", name)):
+    for model_type in sorted(
+        {*ROTARY_TYPES} - {*COMPOSITE_TYPES}, key=lambda name: (name != "llama", name)
+    ):
         by_body.setdefault(forward_bodies(model_type), []).append(model_type)
     return {group[0]: group for group in by_body.values()}
 
@@ -79,4 +87,6 @@ def plan_family(model: object, method: str) -> Plan:
     window = getattr(config, "max_position_embeddings", 64)
     scaled = method == "yarn" and plan_family(model, "ntk").config.rope.is_scaled
     given = {"ramp": "rotations"} if scaled else {}
-    return ropepatch.plan(model, to=4 * window, method=method, **given, **asked(config.model_type))
+    return ropepatch.plan(
+        model, to=4 * window, method=method, **given, **asked(config.model_type)
+    )

@@ -26,11 +26,21 @@ def write_gguf(
         table: The divisors of the frequencies; None for no table.
         keys: Further metadata, and None for what is left out.
     """
-    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=2 if parts > 1 else 0)
+    writer = gguf.GGUFWriter(
+        path, architecture, split_max_tensors=2 if parts > 1 else 0
+    )
     writer.data_alignment = keys.get("general.alignment", writer.data_alignment)
-    stated = {"context_length": WINDOW, "rope.dimension_count": DIM, "rope.freq_base": BASE} | keys
+    stated = {
+        "context_length": WINDOW,
+        "rope.dimension_count": DIM,
+        "rope.freq_base": BASE,
+    } | keys
     for key, value in stated.items():
-        name = key if key.startswith(("general.", "tokenizer.")) else f"{architecture}.{key}"
+        name = (
+            key
+            if key.startswith(("general.", "tokenizer."))
+            else f"{architecture}.{key}"
+        )
         add = {
             bool: writer.add_bool,
             int: writer.add_uint32,
@@ -56,4 +66,6 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path if parts == 1 else path.with_name(f"{path.stem}-00001-of-{parts:05}.gguf")
+    return (
+        path if parts == 1 else path.with_name(f"{path.stem}-00001-of-{parts:05}.gguf")
+    )

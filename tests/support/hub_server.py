@@ -44,7 +44,11 @@ class File:
     def oid(self) -> str:
         """The git object id; for an LFS file that of its pointer."""
         stated = f"oid sha256:{self.sha256}\nsize {len(self.content)}\n"
-        blob = f"version https://git-lfs.github.com/spec/v1\n{stated}".encode() if self.lfs else self.content
+        blob = (
+            f"version https://git-lfs.github.com/spec/v1\n{stated}".encode()
+            if self.lfs
+            else self.content
+        )
         return hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
 
     @property
@@ -54,8 +58,16 @@ class File:
     def described(self, path: str) -> dict[str, Any]:
         """The file's entry in a tree and in the description of a model."""
         size, oid, sha = {"size": len(self.content)}, self.oid, self.sha256
-        pointer = {"lfs": size | {"pointerSize": 134, "oid": sha, "sha256": sha}} if self.lfs else {}
-        return {"type": "file", "path": path, "rfilename": path, "oid": oid, "blobId": oid} | size | pointer
+        pointer = (
+            {"lfs": size | {"pointerSize": 134, "oid": sha, "sha256": sha}}
+            if self.lfs
+            else {}
+        )
+        return (
+            {"type": "file", "path": path, "rfilename": path, "oid": oid, "blobId": oid}
+            | size
+            | pointer
+        )
 
 
 @dataclass
@@ -65,11 +77,18 @@ class Model:
     private: bool = False
     commits: dict[str, dict[str, File]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(default_factory=dict)  # LFS objects by sha256, committed or not
+    objects: dict[str, bytes] = field(
+        default_factory=dict
+    )  # LFS objects by sha256, committed or not
 
-    def add(self, files: dict[str, File], branch: str = "main", commit: str | None = None) -> str:
+    def add(
+        self, files: dict[str, File], branch: str = "main", commit: str | None = None
+    ) -> str:
         """Add a commit to a branch, and return its name."""
-        stated = [self.branches.get(branch), *((path, file.oid) for path, file in sorted(files.items()))]
+        stated = [
+            self.branches.get(branch),
+            *((path, file.oid) for path, file in sorted(files.items())),
+        ]
         name = commit or hashlib.sha1(json.dumps(stated).encode()).hexdigest()
         self.commits[name] = files
         self.branches[branch] = name
@@ -102,7 +121,9 @@ class Fault:
         if self.method not in ("", method) or self.part not in path:
             return False
         self.seen += 1
-        return self.seen >= self.first and (self.times is None or self.seen < self.first + self.times)
+        return self.seen >= self.first and (
+            self.times is None or self.seen < self.first + self.times
+        )
 
 
 class Hub:
@@ -115,7 +136,11 @@ class Hub:
     """
 
     def __init__(
-        self, name: str | None = None, folder: Path | None = None, *, token: str | None = None
+        self,
+        name: str | None = None,
+        folder: Path | None = None,
+        *,
+        token: str | None = None,
     ) -> None:
         self.models: dict[str, Model] = {}
         self.token = token
@@ -129,11 +154,16 @@ class Hub:
         self.lock = RLock()
         if name is not None and folder is not None:
             found = [path for path in folder.rglob("*") if path.is_file()]
-            files = {path.relative_to(folder).as_posix(): File(path.read_bytes()) for path in found}
+            files = {
+                path.relative_to(folder).as_posix(): File(path.read_bytes())
+                for path in found
+            }
             self.models[name] = Model()
             self.models[name].add(files, commit=COMMIT)
 
-    def fail(self, method: str, part: str, how: int | str | Callable[[], object], **more: Any) -> None:
+    def fail(
+        self, method: str, part: str, how: int | str | Callable[[], object], **more: Any
+    ) -> None:
         """Add a fault, which lasts until `faults` is cleared; see `Fault`."""
         self.faults.append(Fault(method, part, how, **more))
 
@@ -141,18 +171,29 @@ class Hub:
         """Count the requests of a method whose path contains a part."""
         return sum(one == method and part in path for one, path in self.requests)
 
-    def create(self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False) -> Model:
+    def create(
+        self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False
+    ) -> Model:
         """Create a repository with .gitattributes, as the Hub does."""
-        contents = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"} | (files or {})
+        contents = {
+            ".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+        } | (files or {})
         self.models[name] = model = Model(private)
-        model.add({path: File(content, path.endswith(LFS)) for path, content in contents.items()})
+        model.add(
+            {
+                path: File(content, path.endswith(LFS))
+                for path, content in contents.items()
+            }
+        )
         return model
 
     def change(self, name: str, branch: str = "main", /, **files: bytes) -> str:
         """Add a commit of another user with files of these names."""
         model = self.models[name]
         before = model.commits[model.branches[branch]]
-        return model.add(before | {path: File(content) for path, content in files.items()}, branch)
+        return model.add(
+            before | {path: File(content) for path, content in files.items()}, branch
+        )
 
     def head(self, name: str, branch: str = "main") -> str:
         """Return the newest commit of a branch."""
@@ -162,7 +203,11 @@ class Hub:
         """Return the files of a revision, without .gitattributes."""
         model = self.models[name]
         held = model.commits[model.branches.get(revision, revision)]
-        return {path: file.content for path, file in held.items() if path != ".gitattributes"}
+        return {
+            path: file.content
+            for path, file in held.items()
+            if path != ".gitattributes"
+        }
 
     # Answers
 
@@ -172,21 +217,28 @@ class Hub:
         with self.lock:
             self.tokens.add(token)
             self.requests.append((request.command, path))
-            fault = next((fault for fault in self.faults if fault.hits(request.command, path)), None)
+            fault = next(
+                (fault for fault in self.faults if fault.hits(request.command, path)),
+                None,
+            )
         how = fault.how if fault else None
         if how in ("cut", "hang"):
             request.body(request.length // 2)
             return self.released.wait() and None if how == "hang" else None
         body = request.body()
         if fault and isinstance(how, int):
-            content = json.dumps({"error": fault.message})  # a header could not contain a second line
+            content = json.dumps(
+                {"error": fault.message}
+            )  # a header could not contain a second line
             return how, {"X-Error-Code": fault.code}, content.encode()
         if isinstance(how, str) and how not in ("lost", "torn"):
             return 200, {"Content-Type": "application/json"}, how.encode()
         with self.lock:
             if callable(how):
                 how()
-            answered = self._answer(request.command, request.path.partition("?")[0], token, body)
+            answered = self._answer(
+                request.command, request.path.partition("?")[0], token, body
+            )
         if request.command == "GET" and "/resolve/" in path:
             self.downloaded.append(path.partition("/resolve/")[2].partition("/")[2])
             answered = part(answered, request.headers.get("Range"))
@@ -205,20 +257,32 @@ class Hub:
             held = self.models[found[1]].commits[self._commit_of(found[1], found[2])]
             wanted = parse_qs(body.decode()).get("paths", [])
             return good([one for one in entries(held) if one["path"] in wanted])
-        return self._write(path, body) if token else refusal(401, "", "Invalid username or password.")
+        return (
+            self._write(path, body)
+            if token
+            else refusal(401, "", "Invalid username or password.")
+        )
 
     def _read(self, path: str, token: str | None) -> Answer:
         if path == "/api/whoami-v2":
-            return good({"type": "user", "name": USER, "orgs": []}) if token else refusal(401)
+            return (
+                good({"type": "user", "name": USER, "orgs": []})
+                if token
+                else refusal(401)
+            )
         place = r"((?:datasets/)?[^/]+/[^/]+)"
-        of_api = re.fullmatch(rf"/api/(?:models/)?{place}(?:/(revision|tree)(?:/(.+))?)?", path)
+        of_api = re.fullmatch(
+            rf"/api/(?:models/)?{place}(?:/(revision|tree)(?:/(.+))?)?", path
+        )
         found = of_api or re.fullmatch(rf"/{place}/(resolve)/(.+)", path)
         if found is None:
             return refusal(404)
         name, kind, rest = found.groups()
         model = self.models.get(name)
         if model is None or (model.private and token is None):
-            return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
+            return refusal(
+                404 if token else 401, "RepoNotFound", "Repository not found"
+            )
         revision, below = map(unquote, (rest or "main").partition("/")[::2])
         commit = self._commit_of(name, revision)
         if commit not in model.commits:
@@ -234,8 +298,16 @@ class Hub:
             sizes = {"X-Repo-Commit": commit, "X-Linked-Size": str(len(file.content))}
             return 200, {"ETag": f'"{file.etag}"'} | sizes, file.content
         shown = name.removeprefix("datasets/")
-        described = {"id": shown, "modelId": shown, "sha": commit, "private": model.private, "tags": []}
-        return good(described | {"siblings": [one for one in siblings if one["type"] == "file"]})
+        described = {
+            "id": shown,
+            "modelId": shown,
+            "sha": commit,
+            "private": model.private,
+            "tags": [],
+        }
+        return good(
+            described | {"siblings": [one for one in siblings if one["type"] == "file"]}
+        )
 
     def _commit_of(self, name: str, revision: str) -> str:
         return self.models[name].branches.get(revision, revision)
@@ -247,7 +319,11 @@ class Hub:
             return self._create(json.loads(body))
         if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             return self._batch(found[1], json.loads(body)["objects"])
-        if not (found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path)):
+        if not (
+            found := re.fullmatch(
+                r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path
+            )
+        ):
             return refusal(404)
         name, kind, branch = found[1], found[2], unquote(found[3])
         if name not in self.models:
@@ -258,40 +334,81 @@ class Hub:
         if kind == "branch":
             if branch in model.branches:
                 return refusal(409, "", "Reference already exists")
-            model.branches[branch] = model.branches[json.loads(body).get("startingPoint", "main")]
+            model.branches[branch] = model.branches[
+                json.loads(body).get("startingPoint", "main")
+            ]
             return good({})
         if branch not in model.branches:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {branch}")
         if kind == "preupload":
             held = model.commits[model.branches[branch]]
             return good(
-                {"files": [mode(file["path"], file["size"], held) for file in json.loads(body)["files"]]}
+                {
+                    "files": [
+                        mode(file["path"], file["size"], held)
+                        for file in json.loads(body)["files"]
+                    ]
+                }
             )
-        return self._commit(name, model, branch, [json.loads(line) for line in body.splitlines()])
+        return self._commit(
+            name, model, branch, [json.loads(line) for line in body.splitlines()]
+        )
 
     def _create(self, wanted: dict[str, Any]) -> Answer:
         owner = wanted.get("organization") or USER
-        name, url = f"{owner}/{wanted['name']}", {"url": f"{self.url}/{owner}/{wanted['name']}"}
+        name, url = (
+            f"{owner}/{wanted['name']}",
+            {"url": f"{self.url}/{owner}/{wanted['name']}"},
+        )
         if owner != USER:
-            return refusal(403, "", f'No rights to create a model under the namespace "{owner}"')
+            return refusal(
+                403, "", f'No rights to create a model under the namespace "{owner}"'
+            )
         if name in self.models:
-            return 409, {}, json.dumps(url | {"error": "You already created this model repo"}).encode()
-        self.create(name, private=bool(wanted.get("private")) or wanted.get("visibility") == "private")
+            return (
+                409,
+                {},
+                json.dumps(
+                    url | {"error": "You already created this model repo"}
+                ).encode(),
+            )
+        self.create(
+            name,
+            private=bool(wanted.get("private"))
+            or wanted.get("visibility") == "private",
+        )
         return good(url | {"name": name})
 
     def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
         def instructed(wanted: dict[str, Any]) -> dict[str, Any]:
-            upload = {"href": f"{self.url}/lfs/{name}/{wanted['oid']}?X-Amz-Signature=0123"}
-            actions = {"upload": upload, "verify": {"href": f"{self.url}/lfs/verify/{name}"}}
-            return wanted if wanted["oid"] in self.models[name].objects else wanted | {"actions": actions}
+            upload = {
+                "href": f"{self.url}/lfs/{name}/{wanted['oid']}?X-Amz-Signature=0123"
+            }
+            actions = {
+                "upload": upload,
+                "verify": {"href": f"{self.url}/lfs/verify/{name}"},
+            }
+            return (
+                wanted
+                if wanted["oid"] in self.models[name].objects
+                else wanted | {"actions": actions}
+            )
 
-        return good({"transfer": "basic", "objects": [instructed(wanted) for wanted in objects]})
+        return good(
+            {"transfer": "basic", "objects": [instructed(wanted) for wanted in objects]}
+        )
 
     def _lfs_file(self, method: str, path: str, body: bytes) -> Answer:
         if method == "POST":
             stated = json.loads(body)
-            held = self.models[path.removeprefix("/lfs/verify/")].objects.get(stated["oid"])
-            return good({}) if held is not None and len(held) == stated["size"] else refusal(404)
+            held = self.models[path.removeprefix("/lfs/verify/")].objects.get(
+                stated["oid"]
+            )
+            return (
+                good({})
+                if held is not None and len(held) == stated["size"]
+                else refusal(404)
+            )
         name, _, oid = path.removeprefix("/lfs/").rpartition("/")
         if hashlib.sha256(body).hexdigest() != oid:
             return refusal(400, "", "XAmzContentSHA256Mismatch")
@@ -299,10 +416,17 @@ class Hub:
         self.arrived.append(oid)
         return 200, {}, b""
 
-    def _commit(self, name: str, model: Model, branch: str, lines: list[dict[str, Any]]) -> Answer:
+    def _commit(
+        self, name: str, model: Model, branch: str, lines: list[dict[str, Any]]
+    ) -> Answer:
         header, *operations = [(line["key"], line["value"]) for line in lines]
-        if header[1].get("parentCommit", model.branches[branch]) != model.branches[branch]:
-            return refusal(412, "", "A commit has happened since. Please refresh and try again.")
+        if (
+            header[1].get("parentCommit", model.branches[branch])
+            != model.branches[branch]
+        ):
+            return refusal(
+                412, "", "A commit has happened since. Please refresh and try again."
+            )
         files = dict(model.commits[model.branches[branch]])
         for kind, stated in operations:
             path = stated["path"]
@@ -315,7 +439,10 @@ class Hub:
             else:
                 return refusal(422, "", f"cannot carry out {kind} of {path}")
         commit = model.add(files, branch)
-        url = {"commitUrl": f"{self.url}/{name}/commit/{commit}", "pullRequestUrl": None}
+        url = {
+            "commitUrl": f"{self.url}/{name}/commit/{commit}",
+            "pullRequestUrl": None,
+        }
         return good({"success": True, "commitOid": commit} | url)
 
 
@@ -330,7 +457,10 @@ def refusal(status: int, code: str = "", message: str = "") -> Answer:
 def entries(files: dict[str, File]) -> list[dict[str, Any]]:
     """The entries of a tree: its folders and files."""
     folders = {str(folder) for path in files for folder in Path(path).parents} - {"."}
-    found = [{"path": path, "type": "directory", "oid": "0" * 40, "size": 0} for path in sorted(folders)]
+    found = [
+        {"path": path, "type": "directory", "oid": "0" * 40, "size": 0}
+        for path in sorted(folders)
+    ]
     return [*found, *(files[path].described(path) for path in sorted(files))]
 
 
@@ -341,40 +471,70 @@ def part(answered: Answer, byte_range: str | None) -> Answer:
         return answered
     first, _, last = byte_range.removeprefix("bytes=").partition("-")
     end = min(int(last or len(body)), len(body) - 1)
-    return 206, headers | {"Content-Range": f"bytes {first}-{end}/{len(body)}"}, body[int(first) : end + 1]
+    return (
+        206,
+        headers | {"Content-Range": f"bytes {first}-{end}/{len(body)}"},
+        body[int(first) : end + 1],
+    )
 
 
 def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     """The Hub's answer before an upload: the upload mode, and the id of an existing file of that name."""
     lfs = path.endswith(LFS) or size > 10 << 20
-    ignored = held.get(".gitignore", File(b"")).content.decode().split()  # names, not patterns
-    stated = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": path in ignored}
+    ignored = (
+        held.get(".gitignore", File(b"")).content.decode().split()
+    )  # names, not patterns
+    stated = {
+        "path": path,
+        "uploadMode": "lfs" if lfs else "regular",
+        "shouldIgnore": path in ignored,
+    }
     return stated | ({"oid": held[path].etag} if path in held else {})
 
 
 def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
     """Environment variables with which another process uses this Hub, with a separate cache."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith("HF_")
+    }
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}  # CI sets OFFLINE
+    own |= {
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "0",
+        "OMP_NUM_THREADS": "1",
+    }  # CI sets OFFLINE
     return kept | own | ({} if token is None else {"HF_TOKEN": token})
 
 
-def run_elsewhere(code: str, *words: str, hub: Hub, home: Path, **variables: str) -> list[Any]:
+def run_elsewhere(
+    code: str, *words: str, hub: Hub, home: Path, **variables: str
+) -> list[Any]:
     """The JSON lines printed by a new interpreter, since `datasets` reads the Hub's address only once."""
-    own = environment(hub, home / "home", None) | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    own = environment(hub, home / "home", None) | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2])
+    }
     line = [sys.executable, "-W", "error", "-c", code, *words]
     done = subprocess.run(
-        line, env=own | variables, cwd=home, capture_output=True, text=True, timeout=120, check=False
+        line,
+        env=own | variables,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any") -> None:
+def speak_to(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any"
+) -> None:
     """Make this process use this Hub, and retry without waiting, until the test ends."""
     stated = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
-    stated["HUGGINGFACE_CO_URL_TEMPLATE"] = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    stated["HUGGINGFACE_CO_URL_TEMPLATE"] = (
+        f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
     for name, value in (stated | {"HF_TOKEN_PATH": os.devnull}).items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     for module in ("utils._http", "file_download"):

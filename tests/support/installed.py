@@ -28,7 +28,14 @@ def installed(*packages: str) -> Path:
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+            ]
             done = subprocess.run(
                 [*pip, "--no-compile", "--no-deps", "--target", partial, *packages],
                 capture_output=True,
@@ -37,7 +44,9 @@ def installed(*packages: str) -> Path:
             )
             if done.returncode:
                 shutil.rmtree(partial)
-                missing = f"pip cannot install {packages[0]}: {done.stderr.strip()[-300:]}"
+                missing = (
+                    f"pip cannot install {packages[0]}: {done.stderr.strip()[-300:]}"
+                )
                 if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
                     pytest.fail(missing)
                 pytest.skip(missing)
@@ -56,7 +65,9 @@ def _cache() -> Path:
     return elsewhere
 
 
-def read_by(script: Path, packages: tuple[str, ...], folders: list[Path], scratch: Path) -> Answers:
+def read_by(
+    script: Path, packages: tuple[str, ...], folders: list[Path], scratch: Path
+) -> Answers:
     """The results of a script for checkpoints, in a process that imports these packages before all others.
 
     Args:
@@ -66,7 +77,10 @@ def read_by(script: Path, packages: tuple[str, ...], folders: list[Path], scratc
         scratch: A folder for the file.
     """
     out = scratch / f"{script.stem}.pt"
-    environment = os.environ | {"PYTHONPATH": str(installed(*packages)), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(installed(*packages)),
+        "HF_HUB_OFFLINE": "1",
+    }
     done = subprocess.run(
         [sys.executable, script, out, *folders],
         env=environment,

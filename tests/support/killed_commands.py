@@ -43,14 +43,22 @@ def settled(name: str, content: bytes) -> bytes:
     try:
         if name.endswith(".html"):
             return re.sub(rb"\d{4}-\d\d-\d\d|<dt>seconds</dt><dd>[^<]*", b"", content)
-        return json.dumps(without_times(json.loads(content))).encode() if name.endswith(".json") else content
+        return (
+            json.dumps(without_times(json.loads(content))).encode()
+            if name.endswith(".json")
+            else content
+        )
     except ValueError:  # torn
         return content
 
 
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_times(item) for key, item in sorted(value.items()) if key not in VOLATILE}
+        return {
+            key: without_times(item)
+            for key, item in sorted(value.items())
+            if key not in VOLATILE
+        }
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
@@ -109,7 +117,11 @@ def laid_out(attack: Attack, place: Path) -> Iterator[Hub]:
 
 def on_hub(hub: Hub) -> dict[str, bytes]:
     """The files of the repository; empty if it does not exist."""
-    return {} if REPO not in hub.models else {name: settled(name, at) for name, at in hub.files(REPO).items()}
+    return (
+        {}
+        if REPO not in hub.models
+        else {name: settled(name, at) for name, at in hub.files(REPO).items()}
+    )
 
 
 def reference_of(attack: Attack, place: Path) -> Reference:
@@ -121,9 +133,18 @@ def reference_of(attack: Attack, place: Path) -> Reference:
     events = place.with_name(f"{place.name}.events")
     with laid_out(attack, place) as hub:
         before = set(place.rglob("*"))
-        ended = run(attack.words.split(), place, hub=hub.url if attack.hub else None, counted=events)
+        ended = run(
+            attack.words.split(),
+            place,
+            hub=hub.url if attack.hub else None,
+            counted=events,
+        )
         assert ended.code == 0, ended.said
-        written = [path.stat().st_size for path in {*place.rglob("*")} - before if path.is_file()]
+        written = [
+            path.stat().st_size
+            for path in {*place.rglob("*")} - before
+            if path.is_file()
+        ]
         return Reference(tree(place), ended.events, max(written), on_hub(hub))
 
 
@@ -154,10 +175,19 @@ def attempt(attack: Attack, place: Path, reference: Reference, kill: Kill) -> li
         if on_hub(hub) not in ({}, reference.pushed):
             faults.append(f"half a commit: {difference(reference.pushed, on_hub(hub))}")
         again = run(attack.words.split(), place, hub=address)
-        is_there = left.keys() & {attack.made, f"{attack.made}/"} and "already exists" in again.said
+        is_there = (
+            left.keys() & {attack.made, f"{attack.made}/"}
+            and "already exists" in again.said
+        )
         if again.code != 0 and not is_there:
-            faults.append(f"the same command ends with {again.code}: {again.said[-500:]}")
-        kept = {path: content for path, content in tree(place).items() if not LEFTOVER.search(path)}
+            faults.append(
+                f"the same command ends with {again.code}: {again.said[-500:]}"
+            )
+        kept = {
+            path: content
+            for path, content in tree(place).items()
+            if not LEFTOVER.search(path)
+        }
         if wrong := difference(reference.tree, kept):
             faults.append(f"it ends otherwise: {wrong}")
         if wrong := difference(reference.pushed, on_hub(hub)):
@@ -170,10 +200,14 @@ def attempt(attack: Attack, place: Path, reference: Reference, kill: Kill) -> li
 
 
 LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.partial(/|$)")  # next to the unfinished output
-TRACEBACK = re.compile(r"Traceback \(most recent|Exception ignored|Exception in thread|Fatal Python error")
+TRACEBACK = re.compile(
+    r"Traceback \(most recent|Exception ignored|Exception in thread|Fatal Python error"
+)
 
 
-def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
+def half_written(
+    attack: Attack, whole: dict[str, bytes], found: dict[str, bytes]
+) -> list[str]:
     """The files of the output that differ from the reference, except records that are still incomplete."""
 
     def is_part(path: str) -> bool:
@@ -184,10 +218,16 @@ def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes
             return False
 
     made = [path for path in whole if f"{path}/".startswith(f"{attack.made}/")]
-    made = [path for path in made if path in found or not {*Path(path).parts} & {*attack.later}]
+    made = [
+        path
+        for path in made
+        if path in found or not {*Path(path).parts} & {*attack.later}
+    ]
     if not attack.at_once or not found.keys() & {attack.made, f"{attack.made}/"}:
         made = [path for path in made if path in found]
-    return [path for path in made if found.get(path) != whole[path] and not is_part(path)]
+    return [
+        path for path in made if found.get(path) != whole[path] and not is_part(path)
+    ]
 
 
 def difference(one: dict[str, bytes], other: dict[str, bytes]) -> str:
@@ -195,7 +235,9 @@ def difference(one: dict[str, bytes], other: dict[str, bytes]) -> str:
     lost, new = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
     unlike = [path for path in one.keys() & other.keys() if one[path] != other[path]]
     changes = {"lost": lost, "new": new, "different": sorted(unlike)}
-    return "; ".join(f"{kind} {', '.join(paths)}" for kind, paths in changes.items() if paths)
+    return "; ".join(
+        f"{kind} {', '.join(paths)}" for kind, paths in changes.items() if paths
+    )
 
 
 def attacks(folder: Path) -> dict[str, Attack]:
@@ -204,7 +246,11 @@ def attacks(folder: Path) -> dict[str, Attack]:
     Args:
         folder: The folder for the checkpoints that they read.
     """
-    large = {"hidden_size": 1024, "intermediate_size": 2048, "max_shard_size": "20MB"}  # 50 MB
+    large = {
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "max_shard_size": "20MB",
+    }  # 50 MB
     source = write_checkpoint(folder / "source", **large)
     small = write_checkpoint(folder / "small")
     made = ropepatch.extend(ropepatch.plan(small, to=256), folder / "made").folder
@@ -213,9 +259,15 @@ def attacks(folder: Path) -> dict[str, Attack]:
     evaluate = "eval tiny --suite suite.yaml --out results"
     return {
         "extend": Attack(extend, nothing, source, "out", later=("reading.json",)),
-        "train": Attack(train, write_recipe_and_suite, TINY, "out", later=("reading.json",)),
-        "distil": Attack(train, write_distilling_recipe, TINY, "out", later=("reading.json",)),
-        "eval": Attack(evaluate, write_recipe_and_suite, TINY, "results", at_once=False),
+        "train": Attack(
+            train, write_recipe_and_suite, TINY, "out", later=("reading.json",)
+        ),
+        "distil": Attack(
+            train, write_distilling_recipe, TINY, "out", later=("reading.json",)
+        ),
+        "eval": Attack(
+            evaluate, write_recipe_and_suite, TINY, "results", at_once=False
+        ),
         "push": Attack(
             f"push made {REPO}",
             lambda place: shutil.copytree(made, place / "made"),
@@ -228,7 +280,9 @@ def attacks(folder: Path) -> dict[str, Attack]:
 
 def write_distilling_recipe(place: Path) -> None:
     """Write `six.yaml` for self-distillation on self-generated text."""
-    own = Data(sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128)
+    own = Data(
+        sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128
+    )
     watch = Watch(every=3, windows=1, passkey_trials=0, max_short_loss_increase=0.9)
     write_recipe(place, small_recipe(data=own, distil=Distil(), watch=watch))
 

@@ -24,9 +24,25 @@ from hub_server import speak_to
 from run_recipes import ask_little
 
 HEAVY = [  # modules that the fork server imports
-    *("torch", "transformers", "peft", "accelerate", "datasets", "matplotlib.pyplot", "ropepatch.cli"),
-    *("transformers.models.llama.modeling_llama", "transformers.trainer", "ropepatch.verbs.extend"),
-    *("ropepatch.training.fine_tuning", "ropepatch.publishing.hub", "safetensors.torch"),
+    *(
+        "torch",
+        "transformers",
+        "peft",
+        "accelerate",
+        "datasets",
+        "matplotlib.pyplot",
+        "ropepatch.cli",
+    ),
+    *(
+        "transformers.models.llama.modeling_llama",
+        "transformers.trainer",
+        "ropepatch.verbs.extend",
+    ),
+    *(
+        "ropepatch.training.fine_tuning",
+        "ropepatch.publishing.hub",
+        "safetensors.torch",
+    ),
     *("ropepatch.data.tiny.tales", "ropepatch.report.plots"),
 ]
 BEGUN = b"\0"  # the first output of a process
@@ -79,9 +95,15 @@ class Countdown:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Count the audit events of the interpreter that change something in the folder."""
-        if event not in CHANGES or (event == "open" and not self.is_writing(*arguments[1:])):
+        if event not in CHANGES or (
+            event == "open" and not self.is_writing(*arguments[1:])
+        ):
             return
-        paths = [path for path in arguments[: CHANGES[event]] if isinstance(path, str | bytes | os.PathLike)]
+        paths = [
+            path
+            for path in arguments[: CHANGES[event]]
+            if isinstance(path, str | bytes | os.PathLike)
+        ]
         named = [os.path.abspath(os.fsdecode(path)) for path in paths]  # noqa: PTH100  # no links are followed
         if any(name.startswith(self.place) for name in named):
             self.count(f"{event} {Path(named[0]).name}")
@@ -98,7 +120,12 @@ class Countdown:
 
 
 def perform(
-    words: list[str], place: str, hub: str | None, kill: Kill | None, said: Any, counted: str | None
+    words: list[str],
+    place: str,
+    hub: str | None,
+    kill: Kill | None,
+    said: Any,
+    counted: str | None,
 ) -> None:
     """Run the command in its folder; the main function of the fork."""
     os.write(said.fileno(), BEGUN)
@@ -107,7 +134,10 @@ def perform(
     said.close()
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
     os.chdir(place)
-    os.environ |= {"ROPEPATCH_CACHE": f"{place}/cache", "TMPDIR": str(Path(place).parent)}
+    os.environ |= {
+        "ROPEPATCH_CACHE": f"{place}/cache",
+        "TMPDIR": str(Path(place).parent),
+    }
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if kill is not None and kill.torn is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
@@ -129,7 +159,9 @@ def perform(
             Path(counted).write_text(json.dumps(countdown.seen))
 
 
-def smaller_work(patch: pytest.MonkeyPatch, hub: str | None, count: Callable[[str], None]) -> None:
+def smaller_work(
+    patch: pytest.MonkeyPatch, hub: str | None, count: Callable[[str], None]
+) -> None:
     """Ask few questions in an exam, and use a Hub at an address, whose requests and answers are counted."""
     ask_little(patch)
     if hub is None:
@@ -174,4 +206,8 @@ def run(
     reader.close()
     process.join()
     events = json.loads(counted.read_text()) if counted and counted.exists() else ()
-    return Ended(process.exitcode, said.removeprefix(BEGUN).decode(errors="replace"), tuple(events))
+    return Ended(
+        process.exitcode,
+        said.removeprefix(BEGUN).decode(errors="replace"),
+        tuple(events),
+    )

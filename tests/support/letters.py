@@ -4,7 +4,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 BOS, EOS = 0, 1
-VOCABULARY = {"<s>": BOS, "</s>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdefgh")}}
+VOCABULARY = {
+    "<s>": BOS,
+    "</s>": EOS,
+    **{letter: 2 + i for i, letter in enumerate("abcdefgh")},
+}
 
 
 def letter_tokenizer(

@@ -13,7 +13,8 @@ class Request(BaseHTTPRequestHandler):
     """`command`, `headers`, `path` as sent; the connection closes after `cut` bytes of the answer."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
+    # Or every answer waits 40 ms for the client's acknowledgement
+    disable_nagle_algorithm = True
     cut: int | None = None
 
     @property

@@ -15,7 +15,12 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 VOCABULARY = 48
 LENGTHS = (60, 58, 40, 32, 32, 7, 7, 60)  # of documents, some of which share a batch
 PROTOCOLS: tuple[dict[str, int], ...] = ({}, {"window": 20, "stride": 6})
-LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
+LLAMA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "head_dim": 8,
+}
 LLAMA |= {"max_position_embeddings": 2048}
 
 
@@ -30,20 +35,29 @@ def protocol_name(protocol: dict[str, int]) -> str:
 
 def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(1, vocabulary, (length,), generator=generator) for length in lengths]
+    return [
+        torch.randint(1, vocabulary, (length,), generator=generator)
+        for length in lengths
+    ]
 
 
 def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """The losses, computed token by token from the logits of one forward pass."""
     with torch.no_grad():
         logits = model(ids[None]).logits[0]
-    return torch.stack([F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))])
+    return torch.stack(
+        [F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))]
+    )
 
 
 def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:
     """After token i, gives token i + step the probability stated; the others share the rest evenly."""
     model = build(
-        vocab_size=vocabulary, hidden_size=vocabulary, num_hidden_layers=1, head_dim=8, rms_norm_eps=1e-12
+        vocab_size=vocabulary,
+        hidden_size=vocabulary,
+        num_hidden_layers=1,
+        head_dim=8,
+        rms_norm_eps=1e-12,
     )
     logit = math.log(probability * (vocabulary - 1) / (1 - probability))
     one_hot = torch.eye(vocabulary)
@@ -91,6 +105,13 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.numel = max(
-            [self.numel, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
+            [
+                self.numel,
+                *(
+                    leaf.numel()
+                    for leaf in tree_leaves(result)
+                    if isinstance(leaf, Tensor)
+                ),
+            ]
         )
         return result

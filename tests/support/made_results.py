@@ -26,16 +26,31 @@ ENV = {
 Values = float | Sequence[float]  # a mean, or the value of every cluster
 
 
-def model_record(name: str = "tiny", trained: int = 256, rotary_dim: int = 16) -> dict[str, Any]:
+def model_record(
+    name: str = "tiny", trained: int = 256, rotary_dim: int = 16
+) -> dict[str, Any]:
     rope = Rope(rotary_dim, 10_000.0, trained)
-    shape = {"rotary_dim": rotary_dim, "rope_theta": 10_000.0, "inv_freq": rope.inv_freq().tolist()}
+    shape = {
+        "rotary_dim": rotary_dim,
+        "rope_theta": 10_000.0,
+        "inv_freq": rope.inv_freq().tolist(),
+    }
     weights = f"sha256:{'0123' if name == 'tiny' else name}"
-    return {"name": name, "revision": None, "weights": weights, "trained": trained} | shape
+    return {
+        "name": name,
+        "revision": None,
+        "weights": weights,
+        "trained": trained,
+    } | shape
 
 
 def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str, Any]:
     rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"])
-    own = make_remapping(method).fitted(model["trained"], target) if method in REMAPPINGS else None
+    own = (
+        make_remapping(method).fitted(model["trained"], target)
+        if method in REMAPPINGS
+        else None
+    )
     made = make_scaling("none" if own else method, factor=target / model["trained"])
     after = made.frequencies(rope, target)
     return {
@@ -74,10 +89,14 @@ def result_of(
     )
 
 
-def row_of(measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100) -> Row:
+def row_of(
+    measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100
+) -> Row:
     """The row whose clusters, each of this weight, have these means."""
     share = measure in MEASURES and MEASURES[measure].share
-    return Row.of(measure, at, Mean(tuple((value * weight, weight) for value in values), share))
+    return Row.of(
+        measure, at, Mean(tuple((value * weight, weight) for value in values), share)
+    )
 
 
 def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:
@@ -110,12 +129,21 @@ def reading(
     documents.
     """
 
-    def rows(measure: str, places: Sequence[dict[str, Any]], values: Sequence[Values]) -> list[Row]:
-        each = [spread(value, width) if isinstance(value, float | int) else value for value in values]
-        return [row_of(measure, at, value) for at, value in zip(places, each, strict=True)]
+    def rows(
+        measure: str, places: Sequence[dict[str, Any]], values: Sequence[Values]
+    ) -> list[Row]:
+        each = [
+            spread(value, width) if isinstance(value, float | int) else value
+            for value in values
+        ]
+        return [
+            row_of(measure, at, value) for at, value in zip(places, each, strict=True)
+        ]
 
     stretches = [{"begin": begin, "end": end} for begin, end in pairwise([0, *lengths])]
-    made = rows("loss", [{"length": length} for length in lengths], nats) + rows("loss", stretches, nats)
+    made = rows("loss", [{"length": length} for length in lengths], nats) + rows(
+        "loss", stretches, nats
+    )
     if gain:
         made += rows("gain", stretches[1:], gain)
     given = {
@@ -127,7 +155,15 @@ def reading(
         "bos": "none",
     }
     settings = given | {"lengths": list(lengths)} | parameters
-    return result_of("perplexity", label, made, settings, method=method, model=model, target=lengths[-1])
+    return result_of(
+        "perplexity",
+        label,
+        made,
+        settings,
+        method=method,
+        model=model,
+        target=lengths[-1],
+    )
 
 
 def asking(
@@ -160,24 +196,53 @@ def asking(
     rows: list[Row] = []
     for place, length in enumerate(lengths):
         for kind, counts in by_kind.items():
-            right = [[(i + d) % n < counts[place] for i in range(n)] for d in range(len(depths))]
+            right = [
+                [(i + d) % n < counts[place] for i in range(n)]
+                for d in range(len(depths))
+            ]
             means = [sum(each) / len(depths) for each in zip(*right, strict=True)]
             logs: Sequence[float] = [-0.1 * mean - 3 * (1 - mean) for mean in means]
             if log_prob is not None:
                 stated = log_prob[place]
-                logs = spread(stated, 0.1, n) if isinstance(stated, float | int) else stated
-            places = [{"length": length}] * (len(by_kind) == 1) + [{"kind": kind, "length": length}]
+                logs = (
+                    spread(stated, 0.1, n)
+                    if isinstance(stated, float | int)
+                    else stated
+                )
+            places = [{"length": length}] * (len(by_kind) == 1) + [
+                {"kind": kind, "length": length}
+            ]
             for at in places:
                 rows.append(row_of("found", dict(at), means, len(depths)))
                 rows.append(row_of("log_prob", dict(at), logs, len(depths)))
             of_depths = zip(depths, right, strict=True)
-            rows += [row_of("found", places[0] | {"depth": depth}, found, 1) for depth, found in of_depths]
-    given = {"kinds": list(by_kind), "haystacks": n, "keys": 1, "seed": 0, "text": None, "form": "plain"}
+            rows += [
+                row_of("found", places[0] | {"depth": depth}, found, 1)
+                for depth, found in of_depths
+            ]
+    given = {
+        "kinds": list(by_kind),
+        "haystacks": n,
+        "keys": 1,
+        "seed": 0,
+        "text": None,
+        "form": "plain",
+    }
     settings = given | {"digest": "cafe", "lengths": list(lengths)} | parameters
-    return result_of("retrieval", label, rows, settings, method=method, model=model, target=lengths[-1])
+    return result_of(
+        "retrieval",
+        label,
+        rows,
+        settings,
+        method=method,
+        model=model,
+        target=lengths[-1],
+    )
 
 
-def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | None = None) -> Result:
+def scoring(
+    label: str, scores: dict[tuple[str, str], float], *, method: str | None = None
+) -> Result:
     """An lm-eval result with scores by task and metric, each ± 0.04 over 20 documents."""
     rows = [
         Row(

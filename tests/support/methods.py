@@ -20,7 +20,9 @@ GEOMETRIES = {
     "qwen3": Rope(128, 1e6, 32768),
     "gpt-oss": Rope(64, 1.5e5, 4096),
     "babyllama": Rope(16, 1e4, 256),
-    "partial": Rope(32, 1e4, 2048),  # half of a head dimension of 64 rotates, as in GPT-NeoX models
+    "partial": Rope(
+        32, 1e4, 2048
+    ),  # half of a head dimension of 64 rotates, as in GPT-NeoX models
 }
 
 
@@ -50,4 +52,6 @@ def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
                 f"the tests have no example for the parameter {parameter!r} that {name!r} requires: "
                 f"add EXAMPLES[{parameter!r}] to tests/support/methods.py"
             )
-    return METHODS[name](factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required})
+    return METHODS[name](
+        factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required}
+    )

@@ -29,7 +29,11 @@ class Geometry(NamedTuple):
 
     @property
     def theta(self) -> Array:
-        return self.b ** (-2 * self.i / self.d) if self.carried is None else np.array(self.carried)
+        return (
+            self.b ** (-2 * self.i / self.d)
+            if self.carried is None
+            else np.array(self.carried)
+        )
 
     @property
     def turns(self) -> Array:
@@ -62,7 +66,9 @@ def ntk_mixed(g: Geometry, s: float) -> Table:
     return g.theta * np.exp(-A * (g.i + 1) ** 0.75), g.carried_a
 
 
-def ntk_by_parts(g: Geometry, s: float, alpha: float = 1.0, beta: float = 32.0) -> Table:
+def ntk_by_parts(
+    g: Geometry, s: float, alpha: float = 1.0, beta: float = 32.0
+) -> Table:
     gamma = np.clip((g.turns - alpha) / (beta - alpha), 0, 1)
     return (1 - gamma) * g.theta / s + gamma * g.theta, g.carried_a
 
@@ -80,9 +86,12 @@ def yarn_temperature(s: float, attention_factor: float | None = None) -> float:
     return 0.1 * math.log(s) + 1 if attention_factor is None else attention_factor
 
 
-def yarn_bounds(g: Geometry, beta_fast: float, beta_slow: float, truncate: bool) -> tuple[float, float]:
+def yarn_bounds(
+    g: Geometry, beta_fast: float, beta_slow: float, truncate: bool
+) -> tuple[float, float]:
     low, high = (
-        g.d * math.log(g.L / (2 * math.pi * n)) / (2 * math.log(g.b)) for n in (beta_fast, beta_slow)
+        g.d * math.log(g.L / (2 * math.pi * n)) / (2 * math.log(g.b))
+        for n in (beta_fast, beta_slow)
     )
     if truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -90,26 +99,38 @@ def yarn_bounds(g: Geometry, beta_fast: float, beta_slow: float, truncate: bool)
     return low, high if high != low else high + 0.001
 
 
-def index_ramp(g: Geometry, beta_fast: float, beta_slow: float, truncate: bool) -> Array:
+def index_ramp(
+    g: Geometry, beta_fast: float, beta_slow: float, truncate: bool
+) -> Array:
     low, high = yarn_bounds(g, beta_fast, beta_slow, truncate)
     return np.clip((g.i - low) / (high - low), 0, 1)
 
 
 def yarn_index(
-    g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+    g: Geometry,
+    s: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
 ) -> Array:
     """The released code: a ramp over the pair's index, blending frequencies."""
     ramp = index_ramp(g, beta_fast, beta_slow, truncate)
     return g.theta / s * ramp + g.theta * (1 - ramp)
 
 
-def yarn_rotations(g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0) -> Array:
+def yarn_rotations(
+    g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0
+) -> Array:
     """The paper: a ramp over rotations, blending frequencies."""
     return ntk_by_parts(g, s, alpha=beta_slow, beta=beta_fast)[0]
 
 
 def yarn_wavelength(
-    g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+    g: Geometry,
+    s: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
 ) -> Array:
     """PoSE: a ramp over the pair's index, blending wavelengths."""
     ramp = index_ramp(g, beta_fast, beta_slow, truncate)
@@ -133,24 +154,41 @@ def yarn(
 
 
 def longrope(
-    g: Geometry, s: float, long_factor: tuple[float, ...], attention_factor: float | None = None
+    g: Geometry,
+    s: float,
+    long_factor: tuple[float, ...],
+    attention_factor: float | None = None,
 ) -> Table:
     return g.theta / np.array(long_factor), longrope_temperature(g, s, attention_factor)
 
 
-def longrope_temperature(g: Geometry, s: float, attention_factor: float | None = None) -> float:
-    return math.sqrt(1 + math.log(s) / math.log(g.L)) if attention_factor is None else attention_factor
+def longrope_temperature(
+    g: Geometry, s: float, attention_factor: float | None = None
+) -> float:
+    return (
+        math.sqrt(1 + math.log(s) / math.log(g.L))
+        if attention_factor is None
+        else attention_factor
+    )
 
 
-def custom(g: Geometry, s: float, divisors: tuple[float, ...], attention_factor: float = 1.0) -> Table:
+def custom(
+    g: Geometry, s: float, divisors: tuple[float, ...], attention_factor: float = 1.0
+) -> Table:
     return g.theta / np.array(divisors), g.carried_a * attention_factor
 
 
-def giraffe_power(g: Geometry, s: float, power: float = 0.1, interpolate: bool = False) -> Table:
-    return g.theta / (s if interpolate else 1) * (1 - 2 * g.i / g.d) ** power, g.carried_a
+def giraffe_power(
+    g: Geometry, s: float, power: float = 0.1, interpolate: bool = False
+) -> Table:
+    return g.theta / (s if interpolate else 1) * (
+        1 - 2 * g.i / g.d
+    ) ** power, g.carried_a
 
 
-def giraffe_truncated(g: Geometry, s: float, cutoff: float | None = None, interpolate: bool = False) -> Table:
+def giraffe_truncated(
+    g: Geometry, s: float, cutoff: float | None = None, interpolate: bool = False
+) -> Table:
     theta = g.theta / (s if interpolate else 1)
     c = 2 * np.pi / (g.L if cutoff is None else cutoff)
     return np.select([theta >= c, theta >= c / 8], [theta, c / 16], 0.0), g.carried_a
@@ -174,7 +212,9 @@ def cope(
     hard: bool = False,
     rope_theta: float | None = None,
 ) -> Table:
-    theta, a = ORACLES[over](g, s, **({"rope_theta": rope_theta} if over == "abf" else {}))
+    theta, a = ORACLES[over](
+        g, s, **({"rope_theta": rope_theta} if over == "abf" else {})
+    )
     n = min(pairs, g.d // 2)
     return theta * np.append(np.ones(g.d // 2 - n), cope_mask(n, hard)), a
 
@@ -185,7 +225,9 @@ def cope_mask(n: int, hard: bool = False) -> Array:
     return mask
 
 
-def dynamic(g: Geometry, s: float, form: str = "paper", length: int | None = None) -> Table:
+def dynamic(
+    g: Geometry, s: float, form: str = "paper", length: int | None = None
+) -> Table:
     reached = max(g.L if length is None else length, g.L)
     if form == "transformers":
         return ntk(g, s * reached / g.L - (s - 1))
@@ -207,7 +249,18 @@ def longrope_switch(
 ORACLES: dict[str, Callable[..., Table]] = {
     formula.__name__.replace("_", "-"): formula
     for formula in (
-        *(none, linear, ntk, ntk_by_parts, yarn, llama3, longrope, abf, ntk_fixed, ntk_mixed),
+        *(
+            none,
+            linear,
+            ntk,
+            ntk_by_parts,
+            yarn,
+            llama3,
+            longrope,
+            abf,
+            ntk_fixed,
+            ntk_mixed,
+        ),
         *(giraffe_power, giraffe_truncated, p_rope, resonance, cope, custom),
         *(dynamic, longrope_switch),
     )

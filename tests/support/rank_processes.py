@@ -25,11 +25,20 @@ def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    start_processes(_launched, (count, port, work, arguments), nprocs=count, start_method="forkserver")
+    start_processes(
+        _launched,
+        (count, port, work, arguments),
+        nprocs=count,
+        start_method="forkserver",
+    )
 
 
 def _launched(
-    rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int,
+    count: int,
+    port: int,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     """Set the environment as torchrun does, without joining a process group, and call the function."""
     torch.set_num_threads(1)
@@ -39,7 +48,11 @@ def _launched(
         "LOCAL_RANK": str(rank),
         "OMP_NUM_THREADS": "1",
     }
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
     warnings.simplefilter("error")
     work(rank, *arguments)
     dist.destroy_process_group()

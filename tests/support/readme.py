@@ -23,24 +23,41 @@ def code_blocks(language: str) -> dict[Path, list[str]]:
 def commands() -> list[str]:
     """The lines of all bash blocks, without comments and without repetitions."""
     blocks = (block for blocks in code_blocks("bash").values() for block in blocks)
-    lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
-    return list(dict.fromkeys(line for line in (line.split(" #")[0].strip() for line in lines) if line))
+    lines = (
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines()
+    )
+    return list(
+        dict.fromkeys(
+            line for line in (line.split(" #")[0].strip() for line in lines) if line
+        )
+    )
 
 
 def page_of(name: str) -> Path:
     """The document that contains a block."""
-    return next(file for file in DOCUMENTS if re.search(_marked(name), file.read_text("utf-8"), re.DOTALL))
+    return next(
+        file
+        for file in DOCUMENTS
+        if re.search(_marked(name), file.read_text("utf-8"), re.DOTALL)
+    )
 
 
 def block(name: str) -> str:
     """The text between `<!-- name -->` and `<!-- /name -->`."""
-    return re.search(_marked(name), page_of(name).read_text(encoding="utf-8"), re.DOTALL)[2]
+    return re.search(
+        _marked(name), page_of(name).read_text(encoding="utf-8"), re.DOTALL
+    )[2]
 
 
 def write_block(name: str, text: str) -> None:
     """Replace the text of a block."""
     old = page_of(name).read_text(encoding="utf-8")
-    new = re.sub(_marked(name), lambda match: f"{match[1]}{text}\n{match[3]}", old, flags=re.DOTALL)
+    new = re.sub(
+        _marked(name),
+        lambda match: f"{match[1]}{text}\n{match[3]}",
+        old,
+        flags=re.DOTALL,
+    )
     page_of(name).write_text(new, encoding="utf-8")
 
 

@@ -32,7 +32,12 @@ def self_extend(window, group):
     def distance(m, n):
         if m - n < window:
             return m - n
-        return math.floor(m / group) - math.floor(n / group) + window - math.floor(window / group)
+        return (
+            math.floor(m / group)
+            - math.floor(n / group)
+            + window
+            - math.floor(window / group)
+        )
 
     return distance
 
@@ -132,7 +137,10 @@ def attention(
         angle = -table[m][seen][:, None] * inv_freq  # R(-D) k
         first, second = key[:, :, seen, :half], key[:, :, seen, half:]
         rotated = np.concatenate(
-            (first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)),
+            (
+                first * np.cos(angle) - second * np.sin(angle),
+                second * np.cos(angle) + first * np.sin(angle),
+            ),
             -1,
         )
         scores = (rotated @ query[:, :, m, :, None])[..., 0] * scaling
@@ -143,7 +151,9 @@ def attention(
 
 
 @contextmanager
-def by_oracle(model: PreTrainedModel, table: np.ndarray, scales: np.ndarray | float = 1.0):
+def by_oracle(
+    model: PreTrainedModel, table: np.ndarray, scales: np.ndarray | float = 1.0
+):
     """Run a model with float64 attention by a table of distances, pair by pair, within the block.
 
     The scores of each query are multiplied by its scale.

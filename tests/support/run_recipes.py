@@ -61,7 +61,9 @@ def trainers(*callbacks):
     made, make = [], fine_tuning.LongContextTrainer
 
     def remembered(**arguments):
-        made.append(make(**arguments | {"callbacks": [*arguments["callbacks"], *callbacks]}))
+        made.append(
+            make(**arguments | {"callbacks": [*arguments["callbacks"], *callbacks]})
+        )
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patching:
@@ -120,8 +122,16 @@ def write_recipe_and_suite(folder):
 def run_python(*words, check=True, cwd=None, **variables):
     """Run a new interpreter with these arguments, on one thread and with the test modules in its path."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
-    options = {"cwd": cwd, "env": environment | variables, "capture_output": True, "text": True}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(places),
+    }
+    options = {
+        "cwd": cwd,
+        "env": environment | variables,
+        "capture_output": True,
+        "text": True,
+    }
     done = subprocess.run([sys.executable, *words], **options, timeout=600, check=False)
     assert not check or done.returncode == 0, done.stderr[-4000:]
     return done

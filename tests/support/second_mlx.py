@@ -33,7 +33,10 @@ def read(folder: Path) -> dict[str, Tensor]:
     }
     cache = make_prompt_cache(model)
     logits(ids[:, : ACROSS - STEPS], cache=cache)
-    decoded = [logits(ids[:, i : i + 1], cache=cache)[-1] for i in range(ACROSS - STEPS, ACROSS)]
+    decoded = [
+        logits(ids[:, i : i + 1], cache=cache)[-1]
+        for i in range(ACROSS - STEPS, ACROSS)
+    ]
     return answers | {"decoded": torch.stack(decoded)}
 
 

@@ -15,7 +15,9 @@ ACROSS = WINDOW + STEPS // 2
 
 def tokens(vocabulary: int) -> Tensor:
     """The tokens [1, TARGET] that every engine processes."""
-    return torch.randint(3, vocabulary, (1, TARGET), generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        3, vocabulary, (1, TARGET), generator=torch.Generator().manual_seed(0)
+    )
 
 
 @torch.inference_mode()
@@ -37,9 +39,13 @@ def read(folder: Path) -> dict[str, Tensor]:
     }
     rope = model.base_model.rotary_emb
     answers["inv_freq"] = rope.inv_freq.clone()
-    answers["attention_factor"] = torch.tensor(rope.attention_scaling, dtype=torch.float64)
+    answers["attention_factor"] = torch.tensor(
+        rope.attention_scaling, dtype=torch.float64
+    )
     taken = signature(model.forward).parameters
-    cached = "cache" if "cache" in taken else "past_key_values"  # the first since transformers 5.24
+    cached = (
+        "cache" if "cache" in taken else "past_key_values"
+    )  # the first since transformers 5.24
     cache, decoded = None, []
     for piece in ids[:, :ACROSS].split([ACROSS - STEPS, *[1] * STEPS], dim=1):
         out = model(piece, use_cache=True, **{cached: cache})

@@ -10,7 +10,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ropepatch.scaling.rope import Frequencies, Rope
 
-STOCK_TYPES = {"default", *ROPE_INIT_FUNCTIONS}  # transformers 5.4 has no `proportional`
+STOCK_TYPES = {
+    "default",
+    *ROPE_INIT_FUNCTIONS,
+}  # transformers 5.4 has no `proportional`
 
 
 def stock_table(
@@ -40,9 +43,14 @@ def stock_table(
         config, rotary = LlamaConfig(head_dim=d, **common), LlamaRotaryEmbedding
     else:
         common["rope_parameters"]["partial_rotary_factor"] = share
-        config, rotary = GPTNeoXConfig(rotary_pct=share, **common), GPTNeoXRotaryEmbedding
+        config, rotary = (
+            GPTNeoXConfig(rotary_pct=share, **common),
+            GPTNeoXRotaryEmbedding,
+        )
     kind = parameters["rope_type"]
     if kind != "default" and length is not None:
-        return Frequencies(*ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length))
+        return Frequencies(
+            *ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+        )
     module = rotary(config)
     return Frequencies(module.inv_freq, module.attention_scaling)

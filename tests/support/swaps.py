@@ -29,8 +29,17 @@ TRAINED = ["learned", "shaw", "transformer-xl", "t5"]
 IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 
-OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others run in the sweep
-BY_NAME = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS]
+OFTEN = {
+    "integer",
+    "nezha",
+    "rope",
+    "nope",
+    *TRAINED,
+}  # one of every kind; the others run in the sweep
+BY_NAME = [
+    name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep)
+    for name in ENCODINGS
+]
 every_change = pytest.mark.parametrize("name", [*REMAPPINGS, *BY_NAME])
 
 
@@ -61,7 +70,11 @@ def lora(model: nn.Module, **more: Any) -> nn.Module:
     """The model with a random adapter of a fixed seed."""
     torch.manual_seed(0)
     config = LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **more
+        r=4,
+        target_modules=["q_proj", "v_proj"],
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+        **more,
     )
     return get_peft_model(model, config)
 

@@ -43,13 +43,21 @@ class Words:
             for form in kind.forms
             for value in kind.values or [""]
         ]
-        texts = [" " + form.format(subject=subject, value=value) for _, form, subject, value in rows]
+        texts = [
+            " " + form.format(subject=subject, value=value)
+            for _, form, subject, value in rows
+        ]
         split = tokenizer(texts, add_special_tokens=False).input_ids
         self.tokens = np.full((len(rows), max(map(len, split)) + 1), -1)
         for row, ids in enumerate(split):
             self.tokens[row, : len(ids)] = ids
         self.share = np.array([share for share, *_ in rows])
-        self.values = {subject: kind.values for kind in KINDS for subject in kind.subjects if kind.values}
+        self.values = {
+            subject: kind.values
+            for kind in KINDS
+            for subject in kind.subjects
+            if kind.values
+        }
         self.rows_of = defaultdict(list)
         for row, (_, _, subject, _) in enumerate(rows):
             self.rows_of[subject].append(row)
@@ -61,7 +69,9 @@ class Words:
     def given_value(self, subject, seen):
         """The sentences of a subject, and their probabilities once a value of it has occurred."""
         rows = self.rows_of[subject]
-        return rows, self.share[rows] * np.array([self.value[row] == seen for row in rows])
+        return rows, self.share[rows] * np.array(
+            [self.value[row] == seen for row in rows]
+        )
 
     def log_probs(self, ids):
         pieces = [self.tokenizer.decode([token]) for token in ids]
@@ -71,7 +81,9 @@ class Words:
             begin = ends[-1] + 1
             weights = self.uniform.copy()
             text = "".join(pieces[:begin])
-            for seen, subject in {m.groups() for pattern in FACTS for m in pattern.finditer(text)}:
+            for seen, subject in {
+                m.groups() for pattern in FACTS for m in pattern.finditer(text)
+            }:
                 if subject in self.values:
                     rows, chances = self.given_value(subject, seen)
                     weights[rows] = chances
@@ -90,15 +102,23 @@ class Assignments:
     """Probabilities of stories of a few sentences: (text with {value}, share, subject or None, values)."""
 
     def __init__(self, tokenizer, sentences):
-        values = {subject: pool for _, _, subject, pool in sentences if subject is not None}
+        values = {
+            subject: pool for _, _, subject, pool in sentences if subject is not None
+        }
 
         def split(text, value):
             text = " " + text.replace("{value}", value)
             return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
-        worlds = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+        worlds = (
+            dict(zip(values, chosen, strict=True))
+            for chosen in product(*values.values())
+        )
         self.worlds = [
-            [(split(text, world.get(subject, "")), share) for text, share, subject, _ in sentences]
+            [
+                (split(text, world.get(subject, "")), share)
+                for text, share, subject, _ in sentences
+            ]
             for world in worlds
         ]
 
@@ -107,9 +127,12 @@ class Assignments:
         for token in ids[1:]:
             before = sum(sum(belief.values()) for belief in beliefs)
             beliefs = [
-                self._next(world, belief, token) for world, belief in zip(self.worlds, beliefs, strict=True)
+                self._next(world, belief, token)
+                for world, belief in zip(self.worlds, beliefs, strict=True)
             ]
-            result.append(math.log(sum(sum(belief.values()) for belief in beliefs) / before))
+            result.append(
+                math.log(sum(sum(belief.values()) for belief in beliefs) / before)
+            )
         return result
 
     @staticmethod
@@ -119,7 +142,9 @@ class Assignments:
             if state is not None and state[1] + 1 < len(world[state[0]][0]):
                 options = [((state[0], state[1] + 1), 1.0)]
             else:
-                options = [((sentence, 0), share) for sentence, (_, share) in enumerate(world)]
+                options = [
+                    ((sentence, 0), share) for sentence, (_, share) in enumerate(world)
+                ]
             for (sentence, offset), share in options:
                 if world[sentence][0][offset] == token:
                     following[sentence, offset] += chance * share

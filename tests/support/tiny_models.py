@@ -35,7 +35,9 @@ LLAMA_SIZES = {
 }
 CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 # Multimodal models without a class for only the language model.
-COMPOSITE_TYPES = tuple(sorted({*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*CAUSAL_LM_TYPES}))
+COMPOSITE_TYPES = tuple(
+    sorted({*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*CAUSAL_LM_TYPES})
+)
 # absolute, learned or no positions, or (codegen, gptj, roformer) rotary tables without a rotary module
 NOT_ROTARY = """
     bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom
@@ -50,17 +52,51 @@ NOT_ROTARY = """
 # Some need timm, pillow or another model; others need matching sizes of their parts; the two assistants run
 # only on the hidden states of their target model.
 NOT_BUILT = (
-    *("chameleon", "cosmos3_edge", "deepseek_ocr2", "evolla", "fast_vlm", "fun_asr_nano", "gemma3n"),
-    *("gemma4_assistant", "gemma4_unified_assistant", "glm5_next", "granite4_vision", "granite_docling"),
-    *("hunyuan_vl", "kyutai_speech_to_text", "mistral4", "molmo2", "muse_spark", "nemo_speechlm"),
+    *(
+        "chameleon",
+        "cosmos3_edge",
+        "deepseek_ocr2",
+        "evolla",
+        "fast_vlm",
+        "fun_asr_nano",
+        "gemma3n",
+    ),
+    *(
+        "gemma4_assistant",
+        "gemma4_unified_assistant",
+        "glm5_next",
+        "granite4_vision",
+        "granite_docling",
+    ),
+    *(
+        "hunyuan_vl",
+        "kyutai_speech_to_text",
+        "mistral4",
+        "molmo2",
+        "muse_spark",
+        "nemo_speechlm",
+    ),
     *("perception_lm", "qwen3_omni_moe", "shieldgemma2", "voxtral_realtime"),
 )
 ROTARY_TYPES: tuple[str, ...] = tuple(
-    t for t in (*CAUSAL_LM_TYPES, *COMPOSITE_TYPES) if t not in {*NOT_ROTARY.split(), *NOT_BUILT, *BROKEN}
+    t
+    for t in (*CAUSAL_LM_TYPES, *COMPOSITE_TYPES)
+    if t not in {*NOT_ROTARY.split(), *NOT_BUILT, *BROKEN}
 )
 WEIGHT_SCALE = 6.0
-ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
-PER_LAYER_FIELDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "block_types")
+ROPE_KEYS = (
+    "rope_theta",
+    "partial_rotary_factor",
+    "mrope_section",
+    "mrope_interleaved",
+)
+PER_LAYER_FIELDS = (
+    "layer_types",
+    "mlp_layer_types",
+    "indexer_types",
+    "layers_block_type",
+    "block_types",
+)
 
 SIZES: dict[float, str] = {  # fields of configs, by their small value
     0.02: "initializer_range",
@@ -93,26 +129,44 @@ SIZES: dict[float, str] = {  # fields of configs, by their small value
     """,
 }
 NO_DROPOUT = dict.fromkeys(
-    ["attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.0
+    ["attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"],
+    0.0,
 )
-SMALL: dict[str, Any] = NO_DROPOUT | {name: size for size, names in SIZES.items() for name in names.split()}
+SMALL: dict[str, Any] = NO_DROPOUT | {
+    name: size for size, names in SIZES.items() for name in names.split()
+}
 
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True, "mrope_section": [3, 3, 2]}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_interleaved": True,
+    "mrope_section": [3, 3, 2],
+}
 UNMIXED = SECTIONS | {"mrope_section": [3, 3, 2]}
 HALF = SECTIONS | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
-QWEN_VL_TEXT = {"head_dim": 64, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}
+QWEN_VL_TEXT = {
+    "head_dim": 64,
+    "rope_parameters": MROPE | {"partial_rotary_factor": 0.25},
+}
 
 ODD: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"rope_theta": 10000.0},
     "bamba": {"attn_layer_indices": [1]},
-    "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3]},
+    "blt": {
+        "use_cache": False,
+        "encoder_hash_byte_group_vocab": 64,
+        "encoder_hash_byte_group_size": [3],
+    },
     "blt_global_transformer": {"hidden_size": 128},
     "blt_local_decoder": {"hidden_size_global": 128},
     "blt_local_encoder": {"hidden_size_global": 128},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": {"sliding_attention": {**MROPE}, "full_attention": {**MROPE}},
+        "rope_parameters": {
+            "sliding_attention": {**MROPE},
+            "full_attention": {**MROPE},
+        },
     },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
@@ -136,7 +190,10 @@ ODD: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 16,
     },
-    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32], "rope_parameters": UNMIXED},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [32, 32],
+        "rope_parameters": UNMIXED,
+    },
     "falcon_h1": {"mamba_d_ssm": 128},
     "deepseek_v4": {"head_dim": 64},
     "gemma4_text": {"global_head_dim": 32},
@@ -181,7 +238,11 @@ ODD: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "zamba2": {"use_mem_rope": True},
-    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"], "router_hidden_size": 32},
+    "zaya": {
+        "num_experts_per_tok": 1,
+        "layer_types": ["hybrid", "hybrid_sliding"],
+        "router_hidden_size": 32,
+    },
 }
 
 
@@ -193,29 +254,42 @@ def tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
             for kind, value in rope.items()
         }
     kind = "proportional" if rope.get("rope_type") == "proportional" else "default"
-    return {key: rope[key] for key in ROPE_KEYS if key in rope} | {"rope_type": kind, "rope_theta": 10000.0}
+    return {key: rope[key] for key in ROPE_KEYS if key in rope} | {
+        "rope_type": kind,
+        "rope_theta": 10000.0,
+    }
 
 
 def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """Small values for the fields of a config class, including its sub-configs."""
     names = {field.name for field in fields(config_class)}
     default = config_class()
-    renamed = {config_class.attribute_map.get(name, name): value for name, value in SMALL.items()}
+    renamed = {
+        config_class.attribute_map.get(name, name): value
+        for name, value in SMALL.items()
+    }
     chosen = {name: value for name, value in renamed.items() if name in names}
     if "kv_lora_rank" in names and "num_key_value_heads" in names:
         chosen["num_key_value_heads"] = chosen["num_attention_heads"]
-    kinds = {name: list(dict.fromkeys(getattr(default, name, None) or ())) for name in PER_LAYER_FIELDS}
+    kinds = {
+        name: list(dict.fromkeys(getattr(default, name, None) or ()))
+        for name in PER_LAYER_FIELDS
+    }
     kinds = {name: values for name, values in kinds.items() if values and name in names}
     depth = max(2, *map(len, kinds.values()), 0)
     chosen |= {name: (values * depth)[:depth] for name, values in kinds.items()}
-    depth_name = config_class.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    depth_name = config_class.attribute_map.get(
+        "num_hidden_layers", "num_hidden_layers"
+    )
     if depth_name in names:
         chosen[depth_name] = depth
     if getattr(default, "rope_parameters", None):
         chosen["rope_parameters"] = tiny_rope(default.rope_parameters)
     for name in config_class.sub_configs:
         if (sub_config := getattr(default, name)) is not None:
-            chosen[name] = tiny_fields(type(sub_config)) | {"model_type": sub_config.model_type}
+            chosen[name] = tiny_fields(type(sub_config)) | {
+                "model_type": sub_config.model_type
+            }
     return chosen | deepcopy(ODD.get(config_class.model_type, {}))
 
 
@@ -228,7 +302,11 @@ def tiny_config(model_type: str, **more: Any) -> PreTrainedConfig:
 def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A float32 model in eval mode whose weights are large enough for its logits to depend on positions."""
     torch.manual_seed(seed)
-    model = auto_class(model_type).from_config(tiny_config(model_type, **more), dtype=torch.float32).eval()
+    model = (
+        auto_class(model_type)
+        .from_config(tiny_config(model_type, **more), dtype=torch.float32)
+        .eval()
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
@@ -239,7 +317,9 @@ def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedMode
 
 
 TAKEN = signature(LlamaForCausalLM.forward).parameters
-CACHE = "cache" if "cache" in TAKEN else "past_key_values"  # the first since transformers 5.24
+CACHE = (
+    "cache" if "cache" in TAKEN else "past_key_values"
+)  # the first since transformers 5.24
 
 
 def into(cache: Any) -> dict[str, Any]:

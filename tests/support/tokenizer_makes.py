@@ -3,7 +3,16 @@
 import functools
 import random
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ropepatch.data.haystack import INTRO, KINDS, PASSKEY, PEOPLE, THINGS
@@ -14,12 +23,19 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ITEMS = [item for kind in KINDS.values() for item in kind.draw(random.Random(0), kind.most)]
+ITEMS = [
+    item for kind in KINDS.values() for item in kind.draw(random.Random(0), kind.most)
+]
 TEXTS = [
     " ".join([INTRO, PASSKEY.intro, *PASSKEY.filler, *THINGS, *PEOPLE]),
-    *(" ".join([*item.needles, item.question, item.stem, item.answer]) for item in ITEMS),
+    *(
+        " ".join([*item.needles, item.question, item.stem, item.answer])
+        for item in ITEMS
+    ),
 ]
-NUMBERS = [f" {number:03}" for number in range(0, 1000, 3)]  # so that some groups are one token, others two
+NUMBERS = [
+    f" {number:03}" for number in range(0, 1000, 3)
+]  # so that some groups are one token, others two
 
 
 def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
@@ -38,8 +54,12 @@ def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
     raw.train_from_iterator(TEXTS + NUMBERS, trainer)
     raw.decoder = decoders.ByteLevel()
     if "bos_token" in special:
-        bos = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-        raw.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), bos])
+        bos = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+        raw.post_processor = processors.Sequence(
+            [processors.ByteLevel(trim_offsets=False), bos]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
 
@@ -63,8 +83,14 @@ def spanning() -> PreTrainedTokenizerFast:
 
 def single_bytes() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(["<s>", *alphabet])}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw = Tokenizer(
+        models.BPE(
+            vocab={symbol: i for i, symbol in enumerate(["<s>", *alphabet])}, merges=[]
+        )
+    )
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     raw.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
 
@@ -85,18 +111,31 @@ def sentencepiece() -> Tokenizer:
 
 def metaspace() -> PreTrainedTokenizerFast:
     raw = sentencepiece()
-    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
+    raw.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", unk_token="<unk>"
+    )
 
 
 def llama2() -> PreTrainedTokenizerFast:
     raw = sentencepiece()
-    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    raw.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     raw.pre_tokenizer = None
     raw.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", unk_token="<unk>"
+    )
 
 
 def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
@@ -105,8 +144,13 @@ def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
     )
-    trainer = trainers.WordLevelTrainer(vocab_size=2000, special_tokens=["<unk>"], show_progress=False)
-    words = [" ".join(word for word in text.split() if not word.strip(".").isdigit()) for text in TEXTS]
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=2000, special_tokens=["<unk>"], show_progress=False
+    )
+    words = [
+        " ".join(word for word in text.split() if not word.strip(".").isdigit())
+        for text in TEXTS
+    ]
     raw.train_from_iterator([*words, "a", digits], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
 
@@ -117,5 +161,15 @@ def bundled() -> PreTrainedTokenizerFast:
 
 TOKENIZERS = {
     build.__name__: functools.cache(build)
-    for build in (bundled, llama3, gpt2, neox, single_bytes, metaspace, llama2, whole_words, spanning)
+    for build in (
+        bundled,
+        llama3,
+        gpt2,
+        neox,
+        single_bytes,
+        metaspace,
+        llama2,
+        whole_words,
+        spanning,
+    )
 }

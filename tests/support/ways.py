@@ -51,14 +51,22 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
             "save_steps": 2,
             "bf16": False,
         },
-        "watch": {"every": 2, "windows": 1, "passkey_trials": 0, "max_short_loss_increase": 0.99},
+        "watch": {
+            "every": 2,
+            "windows": 1,
+            "passkey_trials": 0,
+            "max_short_loss_increase": 0.99,
+        },
     }
 
 
 @cache
 def launcher_environment(way: str) -> dict[str, str]:
     """The variables that accelerate's launcher sets for its processes with a config file, in float32."""
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.commands.launch import (
+        _validate_launch_command,
+        launch_command_parser,
+    )
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
     place = ROOT / "recipes" / "accelerate" / f"{way}.yaml"
@@ -71,16 +79,24 @@ def launcher_environment(way: str) -> dict[str, str]:
         "no",
         "x.py",
     ]
-    arguments, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    arguments, defaults, _ = _validate_launch_command(
+        launch_command_parser().parse_args(words)
+    )
     if arguments.use_deepspeed:
-        arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(
+            defaults.deepspeed_config
+        )
         made = prepare_deepspeed_cmd_env(arguments)[1]
     else:
         made = prepare_multi_gpu_env(arguments)
-    return {name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_"))}
+    return {
+        name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_"))
+    }
 
 
-def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subprocess.CompletedProcess[str]:
+def start(
+    way: str | None, place: Path, *, lora: bool, kill: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Train in a folder until the run ends or is killed.
 
     Args:
@@ -91,8 +107,20 @@ def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subpro
     """
     recipe = place / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(recipe_of(way, lora=lora)), encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
-    words = [*(launcher if way else []), __file__, str(recipe), str(place / "out"), *kill.split()]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(PROCESSES),
+    ]
+    words = [
+        *(launcher if way else []),
+        __file__,
+        str(recipe),
+        str(place / "out"),
+        *kill.split(),
+    ]
     found = [str(SUPPORT), os.environ.get("PYTHONPATH")]
     env = (
         os.environ
@@ -113,14 +141,18 @@ def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subpro
         except subprocess.TimeoutExpired:
             process.terminate()  # torchrun then ends its processes, which would survive a kill
             said = process.communicate()
-            raise AssertionError(f"no end after {LIMIT:.0f} s: {said[1][-2000:]}") from None
+            raise AssertionError(
+                f"no end after {LIMIT:.0f} s: {said[1][-2000:]}"
+            ) from None
     return subprocess.CompletedProcess(line, process.returncode, *said)
 
 
 # One of the processes
 
 
-def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0") -> None:
+def work(
+    recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
+) -> None:
     """Train; kill this process at an event, if it is the chosen one."""
     from transformers import Trainer
 
@@ -132,7 +164,9 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
 
     def die() -> None:
         if whom == "all" and rank == "0":
-            os.kill(os.getppid(), signal.SIGKILL)  # torchrun, the parent of this process
+            os.kill(
+                os.getppid(), signal.SIGKILL
+            )  # torchrun, the parent of this process
         os.kill(os.getpid(), signal.SIGKILL)
 
     if whom in ("all", rank):
@@ -143,7 +177,9 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
             stock = getattr(Trainer, method)
 
             def deadly(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-                done = stock(trainer, *arguments, **options)  # a checkpoint is then written, but not renamed
+                done = stock(
+                    trainer, *arguments, **options
+                )  # a checkpoint is then written, but not renamed
                 if trainer.state.global_step == int(step):
                     die()
                 return done
@@ -164,7 +200,8 @@ def without_gpus() -> None:
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # minutes to compile; gloo serves
+        # Minutes to compile; gloo serves
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 if __name__ == "__main__":

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, StaticCache
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    StaticCache,
+)
 from transformers.utils import logging
 
 
@@ -26,11 +31,15 @@ IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 PADDED = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
 PIECES = [13, 1, 1, 9, 16]
 TAKEN = signature(LlamaForCausalLM.forward).parameters
-CACHE = "cache" if "cache" in TAKEN else "past_key_values"  # the first since transformers 5.24
+CACHE = (
+    "cache" if "cache" in TAKEN else "past_key_values"
+)  # the first since transformers 5.24
 
 
 def load(folder: Path, **more: object) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **more).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, **more
+    ).eval()
 
 
 def cached(model: PreTrainedModel, sizes: list[int], cache: object = None) -> Tensor:
@@ -56,7 +65,9 @@ COMPUTATIONS = {
     "logits": lambda model: model(IDS, use_cache=False).logits,
     "cached": lambda model: cached(model, PIECES),
     "one by one": lambda model: cached(model, [1] * 40),
-    "static": lambda model: cached(model, PIECES, StaticCache(config=model.config, max_cache_len=56)),
+    "static": lambda model: cached(
+        model, PIECES, StaticCache(config=model.config, max_cache_len=56)
+    ),
     "packed": lambda model: model(IDS, position_ids=POSITIONS, use_cache=False).logits,
 }
 
@@ -77,14 +88,19 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
             IDS[:, :24] * PADDED, attention_mask=PADDED, max_new_tokens=9, do_sample=False,
             eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
-        results["generated"], results["sequences"] = torch.stack(generated.logits, 1), generated.sequences
+        results["generated"], results["sequences"] = (
+            torch.stack(generated.logits, 1),
+            generated.sequences,
+        )
         results["alone"] = torch.stack([
             model(generated.sequences[row : row + 1, padding:]).logits[0, -10:-1]
             for row, padding in enumerate((7, 0))
         ])  # fmt: skip
         model.save_pretrained(scratch / "again")
         results["again"] = load(scratch / "again")(IDS, use_cache=False).logits
-        results["pickled"] = pickle.loads(pickle.dumps(model))(IDS, use_cache=False).logits
+        results["pickled"] = pickle.loads(pickle.dumps(model))(
+            IDS, use_cache=False
+        ).logits
     results["gradients"] = gradients(model)
     try:
         model.set_attn_implementation("sdpa")
@@ -103,8 +119,15 @@ def main(out: str, selection: str, *folders: str) -> None:
     else:
         raise SystemExit("ropepatch can be imported")
     names = selection.split(",") if selection else list(COMPUTATIONS)
-    answers: dict[str, object] = {Path(folder).name: read(Path(folder), names) for folder in folders}
-    torch.save(answers if selection else answers | {"more": more(Path(folders[0]), Path(out).parent)}, out)
+    answers: dict[str, object] = {
+        Path(folder).name: read(Path(folder), names) for folder in folders
+    }
+    torch.save(
+        answers
+        if selection
+        else answers | {"more": more(Path(folders[0]), Path(out).parent)},
+        out,
+    )
 
 
 if __name__ == "__main__":

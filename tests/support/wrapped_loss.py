@@ -54,12 +54,16 @@ def main() -> None:
         if kind == "ddp":
             wrapped = DistributedDataParallel(model)
         else:
-            policy = MixedPrecisionPolicy(output_dtype=torch.bfloat16 if "16" in kind else None)
+            policy = MixedPrecisionPolicy(
+                output_dtype=torch.bfloat16 if "16" in kind else None
+            )
             for layer in model.model.layers:
                 fully_shard(layer)
             wrapped = fully_shard(model, mp_policy=policy)
         loss = step(wrapped, fused="all-logits" not in kind)
-        gradients = {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
+        gradients = {
+            name: whole(parameter.grad) for name, parameter in model.named_parameters()
+        }
         written[kind] = {"loss": loss, "gradients": gradients}
     if dist.get_rank() == 0:
         torch.save(written, sys.argv[1])

@@ -11,11 +11,15 @@ from ropepatch.training.fine_tuning import fine_tune
 def fine_tuned(tmp_path_factory):
     """The checkpoint."""
     plan = ropepatch.plan("tiny", to=512, method="yarn")
-    return fine_tune(plan, small_recipe(), tmp_path_factory.mktemp("fine-tuned") / "out").folder
+    return fine_tune(
+        plan, small_recipe(), tmp_path_factory.mktemp("fine-tuned") / "out"
+    ).folder
 
 
 @pytest.fixture(scope="session")
 def adapter(tmp_path_factory):
     """The adapter."""
     plan = ropepatch.plan("tiny", to=512, method="yarn")
-    return fine_tune(plan, small_recipe(save="adapter"), tmp_path_factory.mktemp("adapter") / "out").folder
+    return fine_tune(
+        plan, small_recipe(save="adapter"), tmp_path_factory.mktemp("adapter") / "out"
+    ).folder

@@ -25,7 +25,12 @@ from run_recipes import (
 )
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 import ropepatch
 from ropepatch.data.texts import Texts
@@ -62,30 +67,51 @@ def source_with(folder, **keys):
     return source
 
 
-def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_target(fine_tuned):
+def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_target(
+    fine_tuned,
+):
     model = AutoModelForCausalLM.from_pretrained(fine_tuned)
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
     verified = record_of(fine_tuned)["verified"]
-    assert verified == {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
+    assert verified == {
+        "frequencies": "equal",
+        "logits": "equal",
+        "compared": True,
+        "difference": 0.0,
+    }
     assert [path.name for path in fine_tuned.parent.iterdir()] == [fine_tuned.name]
     assert read_recipe(str(fine_tuned / "training" / "recipe.yaml")) == small_recipe()
     before, after = load_file(TINY / "model.safetensors"), weights(fine_tuned)
     assert before.keys() == after.keys()
-    changed = {name.split(".")[-2] for name in before if not torch.equal(before[name].float(), after[name])}
+    changed = {
+        name.split(".")[-2]
+        for name in before
+        if not torch.equal(before[name].float(), after[name])
+    }
     norms = {"input_layernorm", "post_attention_layernorm", "norm"}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"} | norms
 
 
-def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(fine_tuned):
+def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(
+    fine_tuned,
+):
     """Logged every five steps and at every save."""
     rows = history_of(fine_tuned)
-    assert [row["step"] for row in rows if "loss" in row and "learning_rate" in row] == [2, 4, 5, 6]
-    assert [row["step"] for row in rows if "short_loss" in row and "target_loss" in row] == [0, 3, 6]
+    assert [
+        row["step"] for row in rows if "loss" in row and "learning_rate" in row
+    ] == [2, 4, 5, 6]
+    assert [
+        row["step"] for row in rows if "short_loss" in row and "target_loss" in row
+    ] == [0, 3, 6]
 
 
-def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(tmp_path):
-    recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=2, target=False))
+def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(
+    tmp_path,
+):
+    recipe = small_recipe(
+        trainer={"max_steps": 1}, watch=Watch(every=1, windows=2, target=False)
+    )
     supply = read_supply(Run.of(yarn(), recipe, tmp_path / "out"))
     assert {len(piece) for piece in supply.pieces} == {TRAINED}
     rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").folder)
@@ -93,7 +119,9 @@ def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(t
     assert not any("target_loss" in row or "target_passkey" in row for row in rows)
 
 
-def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(tmp_path, fine_tuned):
+def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(
+    tmp_path, fine_tuned
+):
     """Steps 3 and 5 are saved and logged, so the losses are means over other steps."""
     seldom = small_recipe(trainer={"save_steps": 100, "logging_steps": 2})
     once = fine_tune(yarn(), seldom, tmp_path / "once").folder
@@ -103,16 +131,28 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
         handler = signal.getsignal(signal.SIGINT)
         interrupted(yarn(), seldom, tmp_path / "out", "step_begin", step, end=send)
         assert signal.getsignal(signal.SIGINT) is handler
-        assert [path.name for path in checkpoints(tmp_path / "out.run")][-1:] == [f"checkpoint-{last}"]
+        assert [path.name for path in checkpoints(tmp_path / "out.run")][-1:] == [
+            f"checkpoint-{last}"
+        ]
     again = fine_tune(yarn(), seldom, tmp_path / "out", say=lines.append).folder
     assert "resuming from checkpoint-5" in lines
     assert model_bytes(again) == model_bytes(once) == model_bytes(fine_tuned)
     found, expected = (
-        [(row["step"], row["short_loss"]) for row in history_of(place) if "short_loss" in row]
+        [
+            (row["step"], row["short_loss"])
+            for row in history_of(place)
+            if "short_loss" in row
+        ]
         for place in (again, once)
     )
     assert found == expected
-    assert [row["step"] for row in history_of(again) if "loss" in row] == [2, 3, 4, 5, 6]
+    assert [row["step"] for row in history_of(again) if "loss" in row] == [
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +167,15 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     monkeypatch, tmp_path, fine_tuned, point, step, last
 ):
     ticks = itertools.count()  # one second a step
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(
+        trainer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    )
     interrupted(yarn(), small_recipe(), tmp_path / "out", point, step)
     assert not (tmp_path / "out").exists()
     lines = []
-    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
+    resumed = fine_tune(
+        yarn(), small_recipe(), tmp_path / "out", say=lines.append
+    ).folder
     assert (f"resuming from checkpoint-{last}" in lines) == (last > 0)
     assert model_bytes(resumed) == model_bytes(fine_tuned)
     assert history_of(resumed) == history_of(fine_tuned)
@@ -142,9 +186,22 @@ def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, fine_tuned)
     interrupted(yarn(), small_recipe(), tmp_path / "out", "step_end", 3)
     (tmp_path / "out.run" / "runs").mkdir()
     (tmp_path / "out.run" / "runs" / "events").touch()
-    other = {"save_steps": 3, "save_total_limit": 3, "logging_steps": 1, "dataloader_num_workers": 1}
-    resumed = fine_tune(yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out").folder
-    assert [row["step"] for row in history_of(resumed) if "loss" in row] == [2, 3, 4, 5, 6]
+    other = {
+        "save_steps": 3,
+        "save_total_limit": 3,
+        "logging_steps": 1,
+        "dataloader_num_workers": 1,
+    }
+    resumed = fine_tune(
+        yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out"
+    ).folder
+    assert [row["step"] for row in history_of(resumed) if "loss" in row] == [
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
     assert model_bytes(resumed) == model_bytes(fine_tuned)
     assert (resumed / "training" / "runs" / "events").exists()
 
@@ -159,7 +216,9 @@ def test_a_mistake_of_the_trainer_is_not_blamed_on_the_recipe(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkeypatch, tmp_path, fine_tuned):
+def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
+    monkeypatch, tmp_path, fine_tuned
+):
     stock = torch.save
 
     def full(*args, **kwargs):
@@ -170,25 +229,38 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkey
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", full)
         with pytest.raises(
-            RopepatchError, match=r"cannot save the checkpoint of step 4: .*No space left"
+            RopepatchError,
+            match=r"cannot save the checkpoint of step 4: .*No space left",
         ) as error:
             fine_tune(yarn(), small_recipe(), tmp_path / "out")
     assert "run the same command again" in error.value.hint
-    assert sorted(path.name for path in (tmp_path / "out.run").glob("checkpoint-*")) == ["checkpoint-2"]
+    assert sorted(
+        path.name for path in (tmp_path / "out.run").glob("checkpoint-*")
+    ) == ["checkpoint-2"]
     resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out").folder
     assert model_bytes(resumed) == model_bytes(fine_tuned)
 
 
-def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jump(tmp_path):
-    recipe = small_recipe(lora=Lora(r=4), trainer={"max_steps": 1}, watch=Watch(every=1, target=False))
+def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jump(
+    tmp_path,
+):
+    recipe = small_recipe(
+        lora=Lora(r=4), trainer={"max_steps": 1}, watch=Watch(every=1, target=False)
+    )
     batch = read_supply(Run.of(yarn(), recipe, tmp_path / "out")).batches[0]
     edges = batch["cu_seq_lens_q"].tolist()
     mask = torch.full((1, 1, edges[-1], edges[-1]), -torch.inf)
     for begin, end in itertools.pairwise(edges):
-        mask[..., begin:end, begin:end] = torch.full((end - begin, end - begin), -torch.inf).triu(1)
+        mask[..., begin:end, begin:end] = torch.full(
+            (end - begin, end - begin), -torch.inf
+        ).triu(1)
     model = patched(512)
     model.set_attn_implementation("eager")
-    inputs = {"position_ids": batch["position_ids"], "attention_mask": mask, "use_cache": False}
+    inputs = {
+        "position_ids": batch["position_ids"],
+        "attention_mask": mask,
+        "use_cache": False,
+    }
     with torch.no_grad():
         logits = model(batch["input_ids"], **inputs).logits[0, :-1]
     expected = torch.nn.functional.cross_entropy(logits, batch["labels"][0, 1:]).item()
@@ -202,7 +274,9 @@ def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jum
 
 def of_texts(place, **changes):
     """The small recipe on texts, which are watched on another."""
-    data = small_recipe().data.model_copy(update={"sources": (Texts(text=str(place / "read.txt")),)})
+    data = small_recipe().data.model_copy(
+        update={"sources": (Texts(text=str(place / "read.txt")),)}
+    )
     watch = Watch(every=3, text=str(place / "watched.txt"), windows=1, passkey_trials=0)
     return small_recipe(data=data, watch=watch, **changes)
 
@@ -210,7 +284,9 @@ def of_texts(place, **changes):
 def write_texts(place, **changed):
     for name in ("read", "watched"):
         file = place / f"{name}.txt"
-        file.write_text(f"Once there were {changed.get(name, 'ten')} mice. They ate cheese. " * 90)
+        file.write_text(
+            f"Once there were {changed.get(name, 'ten')} mice. They ate cheese. " * 90
+        )
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +297,9 @@ def begun(tmp_path_factory):
     source_with(place / "base")
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("ROPEPATCH_CACHE", str(place / "cache"))
-        interrupted(scaled(place / "base"), of_texts(place), place / "out", "step_end", 3)
+        interrupted(
+            scaled(place / "base"), of_texts(place), place / "out", "step_end", 3
+        )
         yield place
 
 
@@ -240,14 +318,18 @@ OTHER_RECIPES = {
 
 @pytest.mark.parametrize("changes", OTHER_RECIPES.values(), ids=OTHER_RECIPES)
 def test_a_run_goes_on_by_its_recipe_alone(begun, changes):
-    with pytest.raises(RopepatchError, match=r"out\.run belongs to another run: it differs in .*recipe"):
+    with pytest.raises(
+        RopepatchError, match=r"out\.run belongs to another run: it differs in .*recipe"
+    ):
         fine_tune(scaled(begun / "base"), of_texts(begun, **changes), begun / "out")
 
 
 def test_a_run_goes_on_with_its_texts_alone(begun):
     for name in ("read", "watched"):
         write_texts(begun, **{name: "two"})
-        with pytest.raises(RopepatchError, match=r"out\.run belongs to another run: it differs in text"):
+        with pytest.raises(
+            RopepatchError, match=r"out\.run belongs to another run: it differs in text"
+        ):
             fine_tune(scaled(begun / "base"), of_texts(begun), begun / "out")
     write_texts(begun)
 
@@ -260,7 +342,8 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
     }
     for differs, plan in others.items():
         with pytest.raises(
-            RopepatchError, match=rf"out\.run belongs to another run: it differs in .*{differs}"
+            RopepatchError,
+            match=rf"out\.run belongs to another run: it differs in .*{differs}",
         ):
             fine_tune(plan, of_texts(begun), begun / "out")
 
@@ -269,7 +352,8 @@ def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
     monkeypatch.setattr("ropepatch.training.run.join", lambda: Processes(0, 2))
     monkeypatch.setattr(Processes, "deal", ALONE.deal)
     with pytest.raises(
-        RopepatchError, match=r"out\.run belongs to another run: it differs in text, processes"
+        RopepatchError,
+        match=r"out\.run belongs to another run: it differs in text, processes",
     ):
         fine_tune(scaled(begun / "base"), of_texts(begun), begun / "out")
 
@@ -285,7 +369,9 @@ def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
 @pytest.mark.parametrize(
     "lora",
     [
-        Lora(r=4, use_rslora=True, rank_pattern={"q_proj": 2}, layers_to_transform=[0, 2]),
+        Lora(
+            r=4, use_rslora=True, rank_pattern={"q_proj": 2}, layers_to_transform=[0, 2]
+        ),
         Lora(r=4, use_dora=True),
         Lora(r=4, target_modules="all-linear", train_norms=False),
         Lora(r=4, train_embeddings=True),
@@ -295,7 +381,9 @@ def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
 def test_merged_equals_adapter(tmp_path, lora):
     recipe = small_recipe(lora=lora, trainer={"max_steps": 3})
     merged = fine_tune(yarn(), recipe, tmp_path / "merged").folder
-    adapter = fine_tune(yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter").folder
+    adapter = fine_tune(
+        yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter"
+    ).folder
     model, _ = ropepatch.load_adapter(adapter)
     stock = AutoModelForCausalLM.from_pretrained(merged)
     base, _ = ropepatch.load("tiny", device="cpu")
@@ -304,12 +392,20 @@ def test_merged_equals_adapter(tmp_path, lora):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [None, Lora(r=4, train_embeddings=True)], ids=["all weights", "embeddings"])
-def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(tmp_path, lora):
-    folder = fine_tune(yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out").folder
+@pytest.mark.parametrize(
+    "lora", [None, Lora(r=4, train_embeddings=True)], ids=["all weights", "embeddings"]
+)
+def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(
+    tmp_path, lora
+):
+    folder = fine_tune(
+        yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out"
+    ).folder
     before, after = load_file(TINY / "model.safetensors"), weights(folder)
     assert before.keys() == after.keys()
-    changed = {name for name in before if not torch.equal(before[name].float(), after[name])}
+    changed = {
+        name for name in before if not torch.equal(before[name].float(), after[name])
+    }
     assert "model.embed_tokens.weight" in changed
     assert lora or changed == before.keys()
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -319,12 +415,16 @@ def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(tmp
 
 @pytest.mark.slow
 def test_recomputed_activations_change_nothing(tmp_path, fine_tuned):
-    folder = fine_tune(yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out").folder
+    folder = fine_tune(
+        yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out"
+    ).folder
     assert model_bytes(folder) == model_bytes(fine_tuned)
 
 
 @pytest.mark.slow
-def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was(tmp_path):
+def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was(
+    tmp_path,
+):
     source = source_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     losses = []
@@ -336,13 +436,24 @@ def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
-def test_an_adapter_goes_on_a_model_with_its_patch_and_on_the_extended_checkpoint(adapter, tmp_path):
+def test_an_adapter_goes_on_a_model_with_its_patch_and_on_the_extended_checkpoint(
+    adapter, tmp_path
+):
     names = {path.name for path in adapter.iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", "ropepatch.json", "training"}
+    assert names == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "ropepatch.json",
+        "training",
+    }
     loaded, _ = ropepatch.load_adapter(adapter)
-    stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(yarn(), tmp_path / "out").folder)
+    stock = AutoModelForCausalLM.from_pretrained(
+        ropepatch.extend(yarn(), tmp_path / "out").folder
+    )
     for model in (patched(512), stock):
-        assert torch.equal(logits(ropepatch.load_adapter(adapter, model)[0]), logits(loaded))
+        assert torch.equal(
+            logits(ropepatch.load_adapter(adapter, model)[0]), logits(loaded)
+        )
 
 
 def patched(target):
@@ -354,7 +465,10 @@ def patched(target):
 
 def with_other_weights(folder):
     source = shutil.copytree(TINY, folder)
-    negated = {name: -tensor for name, tensor in load_file(source / "model.safetensors").items()}
+    negated = {
+        name: -tensor
+        for name, tensor in load_file(source / "model.safetensors").items()
+    }
     save_file(negated, source / "model.safetensors", {"format": "pt"})
     return source
 
@@ -375,29 +489,51 @@ def test_an_adapter_without_a_tensor_or_as_a_pickle_is_refused(adapter, tmp_path
 @pytest.mark.parametrize(
     ("load", "said"),
     [
-        (lambda given: (patched(None), given["adapter"]), "must be the adapter's folder, got Llama"),
-        (lambda given: (given["fine-tuned"],), "contains no adapter of ropepatch"),
-        (lambda given: (given["adapter"], patched(None)), "this model has another RoPE"),
-        (lambda given: (given["adapter"], patched(1024)), "yarn at 512 tokens; this model has yarn to 1024"),
         (
-            lambda given: (given["adapter"], None, with_other_weights(given["place"] / "base")),
+            lambda given: (patched(None), given["adapter"]),
+            "must be the adapter's folder, got Llama",
+        ),
+        (lambda given: (given["fine-tuned"],), "contains no adapter of ropepatch"),
+        (
+            lambda given: (given["adapter"], patched(None)),
+            "this model has another RoPE",
+        ),
+        (
+            lambda given: (given["adapter"], patched(1024)),
+            "yarn at 512 tokens; this model has yarn to 1024",
+        ),
+        (
+            lambda given: (
+                given["adapter"],
+                None,
+                with_other_weights(given["place"] / "base"),
+            ),
             "does not have the weights that the adapter was trained on",
         ),
     ],
 )
-def test_an_adapter_is_refused_where_it_does_not_belong(adapter, fine_tuned, tmp_path, load, said):
+def test_an_adapter_is_refused_where_it_does_not_belong(
+    adapter, fine_tuned, tmp_path, load, said
+):
     given = {"adapter": adapter, "fine-tuned": fine_tuned, "place": tmp_path}
     folder, model, base = (*load(given), None, None)[:3]
     with pytest.raises(RopepatchError, match=said):
         ropepatch.load_adapter(folder, model, base=base)
 
 
-def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(tmp_path):
+def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(
+    tmp_path,
+):
     model, _ = ropepatch.load("tiny", device="cpu")
     handle = ropepatch.patch(model, "yarn", to=512)
     fine_tuned = trainable(model, Lora(r=4))
     arguments = TrainingArguments(
-        str(tmp_path / "out"), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+        str(tmp_path / "out"),
+        max_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
     )
     rows = [{"input_ids": torch.arange(3, 403), "labels": torch.arange(3, 403)}]
     other = Trainer(fine_tuned, arguments, train_dataset=rows)
@@ -420,17 +556,23 @@ def test_the_check_compares_with_the_base_model_within_its_context(fine_tuned):
         (tale,) = held_out_tales(tokenizer, length=512, count=1)
         losses.append(ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).value)
     assert [check.base, check.now] == pytest.approx(losses, abs=1e-6)
-    assert history_of(fine_tuned)[-1]["short_loss"] == pytest.approx(check.now, abs=1e-4)
+    assert history_of(fine_tuned)[-1]["short_loss"] == pytest.approx(
+        check.now, abs=1e-4
+    )
     assert check.passed
     strict = Watch(every=3, windows=1, passkey_trials=0, max_short_loss_increase=0.0)
-    assert not fine_tune(yarn(), small_recipe(watch=strict), fine_tuned).short_context.passed
+    assert not fine_tune(
+        yarn(), small_recipe(watch=strict), fine_tuned
+    ).short_context.passed
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     with pytest.raises(RopepatchError, match=r"the loss is (nan|inf) at step \d"):
         fine_tune(
             yarn(),
-            small_recipe(lora=None, trainer={"learning_rate": 1e30, "logging_steps": 1}),
+            small_recipe(
+                lora=None, trainer={"learning_rate": 1e30, "logging_steps": 1}
+            ),
             tmp_path / "out",
         )
     assert not (tmp_path / "out").exists()
@@ -445,11 +587,23 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, monkeypatch):
-    recipe = small_recipe(trainer={"max_steps": 2}, watch=Watch(every=2, windows=1, passkey_trials=0))
-    open_ = recipe.model_copy(update={"trainer": {k: v for k, v in recipe.trainer.items() if k != "bf16"}})
-    for dtype in ("bfloat16", "float32"):  # as on a machine with AMX, and on one without
-        monkeypatch.setattr("ropepatch.training.preparation.fastest", lambda dtype=dtype: Precision(dtype))
+def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(
+    tmp_path, monkeypatch
+):
+    recipe = small_recipe(
+        trainer={"max_steps": 2}, watch=Watch(every=2, windows=1, passkey_trials=0)
+    )
+    open_ = recipe.model_copy(
+        update={"trainer": {k: v for k, v in recipe.trainer.items() if k != "bf16"}}
+    )
+    for dtype in (
+        "bfloat16",
+        "float32",
+    ):  # as on a machine with AMX, and on one without
+        monkeypatch.setattr(
+            "ropepatch.training.preparation.fastest",
+            lambda dtype=dtype: Precision(dtype),
+        )
         if dtype == "bfloat16":
             interrupted(yarn(), open_, tmp_path / "out", "step_end", 1)
         else:
@@ -458,15 +612,23 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, mon
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in_float32(tied):
-    model = trainable(tiny_model("llama", tie_word_embeddings=tied).bfloat16(), Lora(train_embeddings=True))
+def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in_float32(
+    tied,
+):
+    model = trainable(
+        tiny_model("llama", tie_word_embeddings=tied).bfloat16(),
+        Lora(train_embeddings=True),
+    )
     assert model.get_output_embeddings().weight.requires_grad == tied
     assert model.get_input_embeddings().weight.requires_grad
-    dtypes = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
-    assert dtypes == {True: torch.float32, False: torch.bfloat16}
-    assert {one.dtype for one in trainable(tiny_model("llama").bfloat16(), None).parameters()} == {
-        torch.float32
+    dtypes = {
+        parameter.requires_grad: parameter.dtype for parameter in model.parameters()
     }
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    assert {
+        one.dtype
+        for one in trainable(tiny_model("llama").bfloat16(), None).parameters()
+    } == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -477,15 +639,23 @@ def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in
     ],
 )
 def test_peft_checks_what_the_keys_mean_for_a_model(keys, said):
-    with pytest.raises(RopepatchError, match=f"this model cannot have an adapter on {said}"):
+    with pytest.raises(
+        RopepatchError, match=f"this model cannot have an adapter on {said}"
+    ):
         trainable(tiny_model("llama"), Lora(**keys))
 
 
 @pytest.mark.parametrize("end", ["lm_head", "embed_tokens"])
 def test_an_adapter_on_one_end_of_tied_embeddings_is_refused(end):
     with pytest.raises(RopepatchError, match="embeddings and head share their weights"):
-        trainable(tiny_model("llama", tie_word_embeddings=True), Lora(target_modules=(end, "q_proj")))
-    trainable(tiny_model("llama", tie_word_embeddings=False), Lora(target_modules=(end, "q_proj")))
+        trainable(
+            tiny_model("llama", tie_word_embeddings=True),
+            Lora(target_modules=(end, "q_proj")),
+        )
+    trainable(
+        tiny_model("llama", tie_word_embeddings=False),
+        Lora(target_modules=(end, "q_proj")),
+    )
 
 
 @pytest.mark.slow
@@ -494,20 +664,30 @@ def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquan
 ):
     """bitsandbytes also runs on a CPU, where no recipe is let: the same path, without a GPU's kernels."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("ropepatch.training.preparation._missing_packages", lambda recipe: ())
+    monkeypatch.setattr(
+        "ropepatch.training.preparation._missing_packages", lambda recipe: ()
+    )
     # Or it repacks the weights in the first evaluation, and has no gradient of that.
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     source = source_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     recipe = small_recipe(
-        quantization="4bit", gradient_checkpointing=True, trainer={"max_steps": 4, "bf16": True}
+        quantization="4bit",
+        gradient_checkpointing=True,
+        trainer={"max_steps": 4, "bf16": True},
     )
     with trainers() as made:
         folder = fine_tune(plan, recipe, tmp_path / "four").folder
-    layers = [part for part in made[0].model.modules() if isinstance(part, bitsandbytes.nn.Linear4bit)]
+    layers = [
+        part
+        for part in made[0].model.modules()
+        if isinstance(part, bitsandbytes.nn.Linear4bit)
+    ]
     assert [layer.weight.quant_type for layer in layers] == ["nf4"] * 4 * 7
     before, after = load_file(source / "model.safetensors"), weights(folder)
-    changed = {name for name in before if not torch.equal(before[name].bfloat16(), after[name])}
+    changed = {
+        name for name in before if not torch.equal(before[name].bfloat16(), after[name])
+    }
     assert changed == {name for name in before if "norm" in name or "self_attn" in name}
     assert record_of(folder)["verified"]["logits"] == "equal"
 
@@ -516,29 +696,42 @@ def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquan
 def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tmp_path):
     from peft.tuners.lora import Linear
 
-    monkeypatch.setattr(Linear, "get_delta_weight", lambda self, adapter: torch.ones_like(self.weight))
-    with pytest.raises(RopepatchError, match=r"merging the adapter changes the logits by"):
+    monkeypatch.setattr(
+        Linear, "get_delta_weight", lambda self, adapter: torch.ones_like(self.weight)
+    )
+    with pytest.raises(
+        RopepatchError, match=r"merging the adapter changes the logits by"
+    ):
         fine_tune(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_once(tmp_path):
+def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_once(
+    tmp_path,
+):
     source = source_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     fine_tuned = get_peft_model(
         LlamaForCausalLM.from_pretrained(source, dtype=torch.float32),
-        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=False),
+        LoraConfig(
+            r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=False
+        ),
     )
     fine_tuned.save_pretrained(tmp_path / "trained")
     merged = merged_model(
-        plan, small_recipe(), Checkpoint.find(source, weights=True), tmp_path / "trained"
+        plan,
+        small_recipe(),
+        Checkpoint.find(source, weights=True),
+        tmp_path / "trained",
     ).state_dict()
     layer = fine_tuned.base_model.model.model.layers[0].self_attn.q_proj
     exact = layer.base_layer.weight + layer.get_delta_weight("default")
     found = merged["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(found, exact.bfloat16())
     assert not torch.equal(
-        found, layer.base_layer.weight.bfloat16() + layer.get_delta_weight("default").bfloat16()
+        found,
+        layer.base_layer.weight.bfloat16()
+        + layer.get_delta_weight("default").bfloat16(),
     )
 
 

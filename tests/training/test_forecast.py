@@ -18,7 +18,12 @@ from ropepatch.model.source import TINY
 from ropepatch.processes import Processes
 from ropepatch.training import forecast as module
 from ropepatch.training.adapter import trainable
-from ropepatch.training.forecast import forecast, published_config, training_bytes, training_cost
+from ropepatch.training.forecast import (
+    forecast,
+    published_config,
+    training_bytes,
+    training_cost,
+)
 from ropepatch.training.preparation import Weights, prepare
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.run import Run
@@ -28,11 +33,17 @@ PLAN = ropepatch.plan("tiny", to=512)
 
 
 def rows_of(window):
-    return Data(sources=(Generated(generated="tales"),), windows=(window,), tokens_per_batch=window)
+    return Data(
+        sources=(Generated(generated="tales"),),
+        windows=(window,),
+        tokens_per_batch=window,
+    )
 
 
 def reading(text):
-    return small_recipe(data=Data(sources=(Texts(text=str(text)),), windows=(64,), tokens_per_batch=128))
+    return small_recipe(
+        data=Data(sources=(Texts(text=str(text)),), windows=(64,), tokens_per_batch=128)
+    )
 
 
 # Counting
@@ -53,13 +64,21 @@ def test_the_weights_of_published_models_are_counted(name, weights):
 
 
 @pytest.mark.parametrize(
-    "lora", [None, Lora(r=3), Lora(r=3, train_embeddings=True), Lora(target_modules="all-linear")]
+    "lora",
+    [
+        None,
+        Lora(r=3),
+        Lora(r=3, train_embeddings=True),
+        Lora(target_modules="all-linear"),
+    ],
 )
 def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
     config = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True)
     counted = Weights.of(blueprint(config), small_recipe(lora=lora))
     model = trainable(LlamaForCausalLM(config), lora)
-    assert counted.trained == sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+    assert counted.trained == sum(
+        weights.numel() for weights in model.parameters() if weights.requires_grad
+    )
     linear = 6 * (4 * 128 * 128 + 3 * 128 * 352)
     assert (counted.linear, counted.all) == (linear, linear + 128 * (1024 + 2 * 6 + 1))
 
@@ -69,7 +88,9 @@ def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
 
 def needed(config, dtype="bfloat16", **changes):
     recipe = small_recipe(**changes)
-    return training_bytes(recipe, config, Weights.of(blueprint(config), recipe), dtype, 4096, 8192)
+    return training_bytes(
+        recipe, config, Weights.of(blueprint(config), recipe), dtype, 4096, 8192
+    )
 
 
 def test_memory_is_the_sum_of_what_each_weight_takes():
@@ -78,18 +99,26 @@ def test_memory_is_the_sum_of_what_each_weight_takes():
     evaluation = forward_bytes(config, 8192, 2)
     lora = needed(config, lora=Lora(r=4))
     assert lora == 2 * base + 16 * trained + evaluation
-    assert lora - needed(config, lora=Lora(r=4), quantization="4bit") == pytest.approx(linear * (2 - 0.516))
+    assert lora - needed(config, lora=Lora(r=4), quantization="4bit") == pytest.approx(
+        linear * (2 - 0.516)
+    )
     full = needed(config, lora=None, watch=Watch(target=False))
-    assert full == 18 * base + forward_bytes(config, 4096, 2)  # with autocast's copies, and an evaluation
+    assert full == 18 * base + forward_bytes(
+        config, 4096, 2
+    )  # with autocast's copies, and an evaluation
     stored = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True, dtype="float32")
-    assert needed(stored, lora=Lora(r=4)) == lora + 2 * base  # frozen weights are loaded as stored
+    assert (
+        needed(stored, lora=Lora(r=4)) == lora + 2 * base
+    )  # frozen weights are loaded as stored
     passkeys = needed(config, lora=Lora(r=4), watch=Watch(passkey_trials=1))
     assert passkeys - lora == cache_bytes(config, 8192)
     near = needed(config, lora=Lora(r=4), watch=Watch(target=False))
     assert near == lora - evaluation + forward_bytes(config, 4096, 2)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss"]
+)
 def test_the_memory_of_every_kind_of_decoder_is_estimated(family):
     config = tiny_config(family)
     assert 0 < needed(config, lora=Lora(target_modules=("q_proj",))) < GIB
@@ -100,7 +129,9 @@ def test_the_memory_of_every_kind_of_decoder_is_estimated(family):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
-    run = replace(Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count))
+    run = replace(
+        Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count)
+    )
     found = forecast(PLAN, small_recipe(), tmp_path / "out", processes=count)
     assert found.cost.tokens == read_supply(run).tokens
     assert found.cost.steps == 6
@@ -109,16 +140,24 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
 
 
 def test_hours_are_the_operations_of_all_passes_by_those_of_an_hour(monkeypatch):
-    counted, lengths = Weights(10**6, 10**6, 10**5), {"windows": (64, 128), "tokens_per_batch": 256}
+    counted, lengths = (
+        Weights(10**6, 10**6, 10**5),
+        {"windows": (64, 128), "tokens_per_batch": 256},
+    )
     data = Data(sources=(Generated(generated="tales"),), **lengths)
     config = PLAN.config.whole
     monkeypatch.setitem(module.HOUR, "cuda", 1e12)
 
     def hours(**changes):
         recipe = small_recipe(data=data, **changes)
-        return training_cost(recipe, config, counted, dtype="bfloat16", window=256, target=512).hours
+        return training_cost(
+            recipe, config, counted, dtype="bfloat16", window=256, target=512
+        ).hours
 
-    rows = 3 * (4 * forward_operations(config, 10**6, 64) + 2 * forward_operations(config, 10**6, 128))
+    rows = 3 * (
+        4 * forward_operations(config, 10**6, 64)
+        + 2 * forward_operations(config, 10**6, 128)
+    )
     assert hours() == pytest.approx(3 * rows / 1e12)
     assert hours(distil=Distil()) == hours(lora=None) == pytest.approx(4 * rows / 1e12)
 
@@ -140,7 +179,9 @@ def test_too_little_memory_or_disk_is_a_warning(monkeypatch, tmp_path):
         ("meta-llama/Llama-2-7b-hf", "of tiny", False),  # as a fine-tune has it
     ],
 )
-def test_a_recipe_for_a_model_of_another_geometry_warns(model, geometry, warned, monkeypatch):
+def test_a_recipe_for_a_model_of_another_geometry_warns(
+    model, geometry, warned, monkeypatch
+):
     if geometry == "of tiny":
         monkeypatch.setattr(module, "published_config", lambda model: PLAN.source.raw)
     found = forecast(PLAN, small_recipe(model=model), "out")
@@ -170,13 +211,24 @@ def test_a_recipe_for_a_model_of_another_geometry_warns(model, geometry, warned,
             {"lora": Lora(r=2**62)},
             "v_proj, o_proj: Storage size calculation overflowed",
         ),
-        ({"data": rows_of(1024)}, "data.windows contains 1024 tokens, more than the target length of 512"),
-        ({"attention": "flash_attention_2"}, "transformers cannot use flash_attention_2"),
-        ({"quantization": "4bit"}, "quantization: 4bit needs a CUDA GPU, and none was found"),
+        (
+            {"data": rows_of(1024)},
+            "data.windows contains 1024 tokens, more than the target length of 512",
+        ),
+        (
+            {"attention": "flash_attention_2"},
+            "transformers cannot use flash_attention_2",
+        ),
+        (
+            {"quantization": "4bit"},
+            "quantization: 4bit needs a CUDA GPU, and none was found",
+        ),
     ],
     ids=str,
 )
-def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alike(changes, said, tmp_path):
+def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alike(
+    changes, said, tmp_path
+):
     recipe = small_recipe(**changes)
     assert said in str(forecast(PLAN, recipe, "out").obstacles[0])
     with pytest.raises(RopepatchError, match=said):
@@ -188,7 +240,11 @@ def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alik
     ("config", "method", "said"),
     [
         ({}, "dynamic", "dynamic follows the length"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "yarn", "are quantised"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "yarn",
+            "are quantised",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_fine_tuned_is_refused(config, method, said, tmp_path):

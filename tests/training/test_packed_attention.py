@@ -18,7 +18,8 @@ SLIDING = {"sliding_window": 7}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama with as many keys as queries": {"num_key_value_heads": 4},
-    "qwen2 with windows": SLIDING | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
+    "qwen2 with windows": SLIDING
+    | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
     "qwen3": {},
     "mistral": SLIDING,
     "gemma3_text": SLIDING,
@@ -29,11 +30,15 @@ DOCUMENTS = [13, 1, 22]
 
 
 def build(family: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    return tiny_model(family.split()[0], seed=seed, **FAMILIES.get(family, {}) | changes)
+    return tiny_model(
+        family.split()[0], seed=seed, **FAMILIES.get(family, {}) | changes
+    )
 
 
 def tokens(count: int = 36, rows: int = 1) -> Tensor:
-    return torch.randint(3, 120, (rows, count), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        3, 120, (rows, count), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def segments(lengths: list[int], positions: Tensor | None = None) -> dict[str, Any]:
@@ -43,12 +48,17 @@ def segments(lengths: list[int], positions: Tensor | None = None) -> dict[str, A
     ends = {f"cu_seq_lens_{side}": edges for side in "qk"} | {
         f"max_length_{side}": max(lengths) for side in "qk"
     }
-    return {"position_ids": (each if positions is None else positions)[None], "use_cache": False} | ends
+    return {
+        "position_ids": (each if positions is None else positions)[None],
+        "use_cache": False,
+    } | ends
 
 
 def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
     """Logits [1, T, V] of each document run separately."""
-    return torch.cat([model(one, use_cache=False).logits for one in ids.split(lengths, 1)], 1)
+    return torch.cat(
+        [model(one, use_cache=False).logits for one in ids.split(lengths, 1)], 1
+    )
 
 
 def gradients(model: PreTrainedModel, logits: Tensor) -> list[Tensor]:
@@ -59,7 +69,9 @@ def gradients(model: PreTrainedModel, logits: Tensor) -> list[Tensor]:
 
 def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
     for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(1, other.abs().max().item()))
+        torch.testing.assert_close(
+            one, other, rtol=0, atol=1e-5 * max(1, other.abs().max().item())
+        )
 
 
 # What it computes
@@ -90,7 +102,9 @@ def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_
         assert_same([got, *gradients(model, got)], [expected, *slopes])
         if len(lengths) > 1:
             positions = segments(lengths)["position_ids"][0]
-            assert (model(tokens(), **segments([36], positions)).logits - got).abs().max() > 0.1
+            assert (
+                model(tokens(), **segments([36], positions)).logits - got
+            ).abs().max() > 0.1
 
 
 def test_attention_dropout_stays_in_force():
@@ -101,7 +115,9 @@ def test_attention_dropout_stays_in_force():
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_crossing_segments(family):
+def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_crossing_segments(
+    family,
+):
     model = build(family).train()
     recompute_activations(model)
     with packed_attention(model):
@@ -111,7 +127,9 @@ def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_cros
 
 
 @pytest.mark.parametrize(
-    ("family", "lengths"), [("llama", [4096]), ("mistral", [4096]), ("mistral", [100, 3900, 96])], ids=str
+    ("family", "lengths"),
+    [("llama", [4096]), ("mistral", [4096]), ("mistral", [100, 3900, 96])],
+    ids=str,
 )
 def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypatch):
     monkeypatch.setattr(plain, "QUERY_BLOCK", 64)
@@ -165,7 +183,9 @@ def not_causal() -> PreTrainedModel:
     "make",
     [
         lambda: tiny_model("llama4_text"),  # chunked attention
-        lambda: tiny_model("gemma2"),  # newer releases refuse sdpa, older ones drop the cap of scores
+        lambda: tiny_model(
+            "gemma2"
+        ),  # newer releases refuse sdpa, older ones drop the cap of scores
         stateful,
         lambda: build("gemma3_text", use_bidirectional_attention=True),
         not_causal,
@@ -182,7 +202,9 @@ def test_models_that_do_more_than_attend_causally_are_refused_before_a_step(make
 # Switching
 
 
-def test_other_models_are_left_alone_nothing_of_ours_is_saved_and_an_error_restores_the_model(tmp_path):
+def test_other_models_are_left_alone_nothing_of_ours_is_saved_and_an_error_restores_the_model(
+    tmp_path,
+):
     model, other = build(), build(seed=1)
     with torch.no_grad():
         expected = [one(tokens()).logits for one in (model, other)]

@@ -27,7 +27,9 @@ def trained(tmp_path_factory) -> Callable[[str | None, bool], Path]:
     def of(way: str | None, lora: bool) -> Path:
         place = tmp_path_factory.mktemp(f"{way}-{lora}")
         done = ways.start(way, place, lora=lora)
-        assert done.returncode == 1, done.stderr  # the check of short contexts fails: linear scaling harms
+        assert done.returncode == 1, (
+            done.stderr
+        )  # the check of short contexts fails: linear scaling harms
         return place / "out"
 
     return of
@@ -36,7 +38,12 @@ def trained(tmp_path_factory) -> Callable[[str | None, bool], Path]:
 def losses(out: Path) -> list[float]:
     """Losses of every step, and within the original context length."""
     rows = json.loads((out / "training" / "history.json").read_text())
-    return [row[key] for row in rows for key in ("loss", "short_loss", "target_loss") if key in row]
+    return [
+        row[key]
+        for row in rows
+        for key in ("loss", "short_loss", "target_loss")
+        if key in row
+    ]
 
 
 @pytest.mark.sweep
@@ -49,7 +56,9 @@ def test_two_processes_have_the_losses_and_the_weights_of_one(trained, way, lora
     one, two = trained(None, lora), trained(way, lora)
     assert len(losses(one)) == ways.STEPS + 2 * 3
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
-    base, before, after = (load_file(at / "model.safetensors") for at in (TINY, one, two))
+    base, before, after = (
+        load_file(at / "model.safetensors") for at in (TINY, one, two)
+    )
     for name, weight in before.items():
         moved = (weight - base[name]).abs().max()
         rounding = (
@@ -64,8 +73,14 @@ def test_two_processes_have_the_losses_and_the_weights_of_one(trained, way, lora
 def test_a_death_of_one_or_of_all_ends_the_others_and_the_same_command_ends_as_if_there_had_been_none(
     trained, way, tmp_path
 ):
-    for kill in ("1 step 1", "all checkpoint 2", *(("0 checkpoint 4", "all merge") if way == "ddp" else ())):
-        died = ways.start(way, tmp_path, lora=True, kill=kill)  # a start that hangs raises
+    for kill in (
+        "1 step 1",
+        "all checkpoint 2",
+        *(("0 checkpoint 4", "all merge") if way == "ddp" else ()),
+    ):
+        died = ways.start(
+            way, tmp_path, lora=True, kill=kill
+        )  # a start that hangs raises
         assert died.returncode != 0, kill
         assert not (tmp_path / "out").exists(), kill
     done = ways.start(way, tmp_path, lora=True)
@@ -78,7 +93,9 @@ def test_a_death_of_one_or_of_all_ends_the_others_and_the_same_command_ends_as_i
 
 @pytest.mark.parametrize("section", ["distil", "quantization"])
 def test_what_needs_all_weights_is_refused_where_they_are_split(section):
-    content = ways.recipe_of("fsdp2", lora=True) | {section: {} if section == "distil" else "4bit"}
+    content = ways.recipe_of("fsdp2", lora=True) | {
+        section: {} if section == "distil" else "4bit"
+    }
     recipe = Recipe.model_validate(content)
     Sharing().check(recipe)
     with pytest.raises(RopepatchError, match="if FSDP or DeepSpeed splits the model"):
@@ -100,5 +117,7 @@ def test_deepspeed_divides_and_clips_as_the_recipe_says(monkeypatch):
     assert sharing == Sharing("DEEPSPEED")
     with sharing.announced(Recipe.model_validate(ways.recipe_of("zero3", lora=True))):
         assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
-        assert float(os.environ["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9  # max_grad_norm 0: none
+        assert (
+            float(os.environ["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9
+        )  # max_grad_norm 0: none
     assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "1"

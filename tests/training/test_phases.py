@@ -30,7 +30,9 @@ class Bars:
 def taught(**changes):
     sources = (Generated(generated="self"), Generated(generated="questions"))
     return small_recipe(
-        data=Data(sources=sources, windows=(256,), tokens_per_batch=256, boundaries=False),
+        data=Data(
+            sources=sources, windows=(256,), tokens_per_batch=256, boundaries=False
+        ),
         distil=Distil(),
         watch=Watch(every=2, windows=1, passkey_trials=1),
         trainer={"max_steps": 3},
@@ -73,6 +75,8 @@ def test_every_phase_of_a_training_has_a_bar_that_ends(bfloat16, tmp_path):
         "yarn only, held-out data",
     ]
     assert all(done == total for done, total in bars.last.values())
-    assert dtypes[-2:] == [torch.bfloat16] * 2  # the verification, before and after reloading
+    assert (
+        dtypes[-2:] == [torch.bfloat16] * 2
+    )  # the verification, before and after reloading
     assert set(dtypes[:-2]) == {torch.float32}
     assert Checkpoint(folder).load().dtype == torch.bfloat16

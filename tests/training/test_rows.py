@@ -16,7 +16,14 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tokens import TokenStore
 from ropepatch.errors import RopepatchError
 from ropepatch.training.recipe import Data
-from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.rows import (
+    Batches,
+    GeneratedRows,
+    Schedule,
+    Stream,
+    TokenRows,
+    held_out,
+)
 
 LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]
 
@@ -26,14 +33,22 @@ lengths_of_documents = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenStore:
     """A store in which every token is its own: ``first`` and those after it."""
     documents = torch.arange(first, first + sum(lengths)).split(lengths)
-    return TokenStore.of(name, Dataset.from_dict({"input_ids": [ids.tolist() for ids in documents]}))
+    return TokenStore.of(
+        name, Dataset.from_dict({"input_ids": [ids.tolist() for ids in documents]})
+    )
 
 
 def data_of(
-    *weights: float, windows: tuple = (8,), tokens_per_batch: int | str = 24, boundaries: bool = True
+    *weights: float,
+    windows: tuple = (8,),
+    tokens_per_batch: int | str = 24,
+    boundaries: bool = True,
 ) -> Data:
     return Data(
-        sources=tuple(Texts(text=f"source {number}", weight=weight) for number, weight in enumerate(weights)),
+        sources=tuple(
+            Texts(text=f"source {number}", weight=weight)
+            for number, weight in enumerate(weights)
+        ),
         windows=windows,
         tokens_per_batch=tokens_per_batch,
         boundaries=boundaries,
@@ -51,14 +66,18 @@ def batches_of(
     per_step: int = 2,
     seed: int = 0,
 ) -> Batches:
-    schedule = Schedule.of(data, trained=trained, steps=steps, per_step=per_step, seed=seed)
+    schedule = Schedule.of(
+        data, trained=trained, steps=steps, per_step=per_step, seed=seed
+    )
     layout = {"boundaries": data.boundaries, "target": target, "seed": seed}
     return Batches(schedule, streams, positions or TrueLength(), **layout)
 
 
 def same(one: dict, other: dict) -> bool:
     return one.keys() == other.keys() and all(
-        torch.equal(one[key], other[key]) if isinstance(one[key], Tensor) else one[key] == other[key]
+        torch.equal(one[key], other[key])
+        if isinstance(one[key], Tensor)
+        else one[key] == other[key]
         for key in one
     )
 
@@ -67,9 +86,15 @@ def same(one: dict, other: dict) -> bool:
 
 
 @given(
-    lengths_of_documents, st.integers(0, 20), st.integers(1, 30), st.integers(0, 3), st.integers(0, 2**64 - 1)
+    lengths_of_documents,
+    st.integers(0, 20),
+    st.integers(1, 30),
+    st.integers(0, 3),
+    st.integers(0, 2**64 - 1),
 )
-def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(lengths, begin, window, epoch, seed):
+def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(
+    lengths, begin, window, epoch, seed
+):
     store = store_of(lengths)
     count = (sum(lengths) - begin) // window
     rows = TokenRows(store, begin, seed)
@@ -77,8 +102,12 @@ def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(lengths
         with pytest.raises(RopepatchError, match="too few for a training sequence"):
             rows.row(0, window)
         return
-    read = [rows.row(epoch * count + index, window).ids.tolist() for index in range(count)]
-    windows = [list(range(begin + window * k, begin + window * (k + 1))) for k in range(count)]
+    read = [
+        rows.row(epoch * count + index, window).ids.tolist() for index in range(count)
+    ]
+    windows = [
+        list(range(begin + window * k, begin + window * (k + 1))) for k in range(count)
+    ]
     assert sorted(read) == windows
 
 
@@ -87,7 +116,10 @@ def test_rows_are_shuffled_in_another_order_in_each_epoch_for_each_seed_and_each
 
     def order(seed: int, epoch: int, window: int = 100) -> list[int]:
         rows = TokenRows(store, 0, seed)
-        return [int(rows.row(epoch * 50 + index, window).ids[0]) // window for index in range(50)]
+        return [
+            int(rows.row(epoch * 50 + index, window).ids[0]) // window
+            for index in range(50)
+        ]
 
     orders = [order(0, 0), order(0, 1), order(1, 0), order(0, 0, 101)]
     for number, one in enumerate(orders):
@@ -101,24 +133,36 @@ def test_rows_are_shuffled_in_another_order_in_each_epoch_for_each_seed_and_each
 def test_held_out_are_the_first_tokens_and_they_are_not_trained_on():
     store = store_of([7, 30, 63])
     pieces, begin = held_out(store, 12, 2)
-    assert [piece.tolist() for piece in pieces] == [list(range(12)), list(range(12, 24))]
+    assert [piece.tolist() for piece in pieces] == [
+        list(range(12)),
+        list(range(12, 24)),
+    ]
     assert begin == 24
     assert pieces[0].dtype == torch.long
     rows = TokenRows(store, begin, 0)
     read = {token for index in range(19) for token in rows.row(index, 4).ids.tolist()}
     assert read == set(range(24, 100))
-    with pytest.raises(RopepatchError, match="books has 23 tokens, too few to hold out 2 x 12"):
+    with pytest.raises(
+        RopepatchError, match="books has 23 tokens, too few to hold out 2 x 12"
+    ):
         held_out(store_of([23]), 12, 2)
 
 
 def test_each_sequence_begins_with_bos_where_a_family_needs_it():
     store, bos = store_of([7, 1, 16], first=100), 5
     pieces, _ = held_out(store, 8, 2, bos)
-    assert [piece.tolist() for piece in pieces] == [[bos, *range(100, 107)], [bos, *range(108, 115)]]
+    assert [piece.tolist() for piece in pieces] == [
+        [bos, *range(100, 107)],
+        [bos, *range(108, 115)],
+    ]
     rows = TokenRows(store, 0, 0, bos)
     found = [rows.row(index, 8) for index in range(3)]
-    assert sorted(row.ids.tolist() for row in found) == [[bos, *range(n, n + 7)] for n in (100, 108, 116)]
-    assert {row.lengths for row in found} == {(8,)}  # the document of one token is dropped
+    assert sorted(row.ids.tolist() for row in found) == [
+        [bos, *range(n, n + 7)] for n in (100, 108, 116)
+    ]
+    assert {row.lengths for row in found} == {
+        (8,)
+    }  # the document of one token is dropped
     assert all(row.labels.tolist() == [-100, *row.ids[1:].tolist()] for row in found)
 
 
@@ -168,14 +212,22 @@ def test_sources_are_drawn_by_their_weights():
     schedule = Schedule.of(data, trained=8, steps=500, per_step=1, seed=0)
     counts = torch.bincount(schedule.sources, minlength=4) / 50_000
     assert counts.tolist() == pytest.approx([0.1, 0.3, 0.0001, 0.6], abs=0.01)
-    assert (schedule.sources[:-1] == schedule.sources[1:]).double().mean() < 0.6  # drawn row by row
+    assert (
+        schedule.sources[:-1] == schedule.sources[1:]
+    ).double().mean() < 0.6  # drawn row by row
 
 
 @pytest.mark.parametrize(("window", "room"), [(9, 8), (1, 8), ("2x", 15)])
 def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
-    with pytest.raises(RopepatchError, match=f"data.windows must be from 2 to tokens_per_batch .{room}"):
+    with pytest.raises(
+        RopepatchError, match=f"data.windows must be from 2 to tokens_per_batch .{room}"
+    ):
         Schedule.of(
-            data_of(1.0, windows=(4, window), tokens_per_batch=room), trained=8, steps=1, per_step=1, seed=0
+            data_of(1.0, windows=(4, window), tokens_per_batch=room),
+            trained=8,
+            steps=1,
+            per_step=1,
+            seed=0,
         )
 
 
@@ -186,8 +238,13 @@ def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
 @pytest.mark.parametrize("positions", [TrueLength(), PoSE(), PoSE(chunks=3)], ids=repr)
 def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
     lengths = [[3, 9, 30, 1, 1, 50, 6], [100], [2] * 40]
-    streams = [TokenRows(store_of(parts, f"s{n}", 1000 * n), n, n) for n, parts in enumerate(lengths)]
-    data = data_of(2.0, 1.0, 1.0, windows=(8, 16, 5), tokens_per_batch=33, boundaries=boundaries)
+    streams = [
+        TokenRows(store_of(parts, f"s{n}", 1000 * n), n, n)
+        for n, parts in enumerate(lengths)
+    ]
+    data = data_of(
+        2.0, 1.0, 1.0, windows=(8, 16, 5), tokens_per_batch=33, boundaries=boundaries
+    )
     batches = batches_of(data, streams, positions, per_step=3, seed=11)
     schedule = Schedule.of(data, trained=8, steps=6, per_step=3, seed=11)
     assert len(batches) == 18
@@ -195,10 +252,17 @@ def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
     for item in range(18):
         rows = []
         for _ in range(33 // (8, 16, 5)[item // 3 % 3]):
-            stream, window = streams[int(schedule.sources[row])], int(schedule.windows[row])
+            stream, window = (
+                streams[int(schedule.sources[row])],
+                int(schedule.windows[row]),
+            )
             rows.append(stream.row(int(schedule.indices[row]), window))
             row += 1
-        parts = [part for one in rows for part in (one.lengths if boundaries else [len(one.ids)])]
+        parts = [
+            part
+            for one in rows
+            for part in (one.lengths if boundaries else [len(one.ids)])
+        ]
         ends = [sum(parts[:count]) for count in range(len(parts) + 1)]
         batch, ids = batches[item], torch.cat([one.ids for one in rows])
         labels = ids.clone()
@@ -212,8 +276,12 @@ def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
         for segment in batch["position_ids"][0].split(parts):
             assert bool((segment.diff() > 0).all())
             assert int(segment[-1]) < 64
-            assert positions.name == "pose" or segment.tolist() == list(range(len(segment)))
-        assert {batch[key].dtype for key in ("input_ids", "labels", "position_ids")} == {torch.int64}
+            assert positions.name == "pose" or segment.tolist() == list(
+                range(len(segment))
+            )
+        assert {
+            batch[key].dtype for key in ("input_ids", "labels", "position_ids")
+        } == {torch.int64}
         assert len(batch) == 7
 
 
@@ -247,8 +315,14 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(tiny):
 
 
 def test_a_window_that_a_source_has_no_room_for_is_refused():
-    streams = [TokenRows(store_of([n], f"source {number}"), 0, 0) for number, n in enumerate([100, 15])]
-    with pytest.raises(RopepatchError, match="source 1 has 15 tokens, too few for a training sequence of 16"):
+    streams = [
+        TokenRows(store_of([n], f"source {number}"), 0, 0)
+        for number, n in enumerate([100, 15])
+    ]
+    with pytest.raises(
+        RopepatchError,
+        match="source 1 has 15 tokens, too few for a training sequence of 16",
+    ):
         batches_of(data_of(1.0, 1.0, windows=(8, 16)), streams)
 
 
@@ -256,8 +330,16 @@ def test_a_window_that_a_source_has_no_room_for_is_refused():
 
 
 def test_a_report_says_how_often_each_source_is_read():
-    streams = [TokenRows(store_of([104], "books"), 4, 0), TokenRows(store_of([10_000], "web"), 0, 0)]
-    batches = batches_of(data_of(1.0, 1.0, windows=(10,), tokens_per_batch=80), streams, steps=4, per_step=2)
+    streams = [
+        TokenRows(store_of([104], "books"), 4, 0),
+        TokenRows(store_of([10_000], "web"), 0, 0),
+    ]
+    batches = batches_of(
+        data_of(1.0, 1.0, windows=(10,), tokens_per_batch=80),
+        streams,
+        steps=4,
+        per_step=2,
+    )
     read = [batches.schedule.tokens(0), batches.schedule.tokens(1)]
     assert sum(read) == 640
     assert batches.report == [
@@ -285,7 +367,9 @@ def test_the_digest_names_all_that_decides_the_batches():
         digest(seed=1),
         digest(data_of(1.0, 2.0)),
         digest(data_of(1.0, 1.0, windows=(8, 6))),
-        digest(data_of(1.0, 1.0, tokens_per_batch=48), steps=3),  # the same rows in fewer batches
+        digest(
+            data_of(1.0, 1.0, tokens_per_batch=48), steps=3
+        ),  # the same rows in fewer batches
         digest(data_of(1.0, 1.0, boundaries=False)),
     ]
     assert len(set(changed)) == len(changed)

@@ -54,8 +54,12 @@ def test_the_kv_cache_does_not_change_the_sampled_text(tiny):
         assert row.tolist() == document.tolist()
 
 
-@pytest.mark.parametrize(("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))])
-def test_documents_begin_with_the_first_token_of_a_text_and_have_one_length(bos, eos, first):
+@pytest.mark.parametrize(
+    ("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))]
+)
+def test_documents_begin_with_the_first_token_of_a_text_and_have_one_length(
+    bos, eos, first
+):
     documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws(), 256)
     assert {int(document[0]) for document in documents} == first
     assert {len(document) for document in documents} == {64}
@@ -72,7 +76,9 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(module, "SHARD", 64)
 
 
-def test_generation_resumes_after_the_last_whole_shard(tmp_path, small_parts, tiny, monkeypatch):
+def test_generation_resumes_after_the_last_whole_shard(
+    tmp_path, small_parts, tiny, monkeypatch
+):
     one, two, (_, tokenizer) = tmp_path / "one", tmp_path / "two", tiny
     many, few = write_tiny(one, tokenizer, 400), write_tiny(two, tokenizer, 100)
     assert 100 <= len(few) < 200
@@ -90,9 +96,13 @@ def test_generation_resumes_after_the_last_whole_shard(tmp_path, small_parts, ti
     with pytest.raises(KeyboardInterrupt):
         write_tiny(two, tokenizer, 400)
     assert write_tiny(two, tokenizer, 400).digest == many.digest
-    assert len(calls) == 3 + 7 - 2 - 2  # of seven shards two were there, and the killed call wrote two
+    assert (
+        len(calls) == 3 + 7 - 2 - 2
+    )  # of seven shards two were there, and the killed call wrote two
     assert write_tiny(one, tokenizer, 400, seed=1).digest != many.digest
-    monkeypatch.setattr(module, "generated", lambda *_: pytest.fail("it generates again"))
+    monkeypatch.setattr(
+        module, "generated", lambda *_: pytest.fail("it generates again")
+    )
     assert write_tiny(one, tokenizer, 400).digest == many.digest
     assert write_tiny(one, tokenizer, 100).digest == few.digest
 
@@ -106,7 +116,14 @@ def test_progress_counts_tokens(tmp_path, small_parts, tiny, monkeypatch):
         yield lambda done, total: shown.append((done, total))
 
     write_tiny(tmp_path, tiny[1], 100, progress=progress)
-    whole = [(24, 100), (48, 100), (64, 100), (88, 100), (112, 112), (128, 128)]  # two documents per shard
+    whole = [
+        (24, 100),
+        (48, 100),
+        (64, 100),
+        (88, 100),
+        (112, 112),
+        (128, 128),
+    ]  # two documents per shard
     assert shown == whole
     shown.clear()
     write_tiny(tmp_path, tiny[1], 150, progress=progress)
@@ -117,7 +134,10 @@ def test_non_finite_logits_raise_a_one_line_error():
     model = shift_model(1, 0.5)
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
-    with pytest.raises(RopepatchError, match="generates no text: its logits are no numbers after 1 tokens"):
+    with pytest.raises(
+        RopepatchError,
+        match="generates no text: its logits are no numbers after 1 tokens",
+    ):
         generated(model, Marks(1), 64, draws(), 2)
 
 
@@ -126,12 +146,19 @@ def test_a_full_disk_raises_a_one_line_error(tmp_path, small_parts, tiny, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.finalize", full)
-    with pytest.raises(RopepatchError, match=r"cannot cache the tokens of self-generated text in .*No space"):
+    with pytest.raises(
+        RopepatchError,
+        match=r"cannot cache the tokens of self-generated text in .*No space",
+    ):
         write_tiny(tmp_path, tiny[1], 40)
 
 
 def own_text(**changes):
-    data = {"sources": (Generated(generated="self"),), "windows": (64,), "tokens_per_batch": 128}
+    data = {
+        "sources": (Generated(generated="self"),),
+        "windows": (64,),
+        "tokens_per_batch": 128,
+    }
     return small_recipe(
         **{
             "data": Data(**data | changes.pop("data", {})),
@@ -142,29 +169,42 @@ def own_text(**changes):
     )
 
 
-def test_a_training_reads_self_generated_text_three_times(tmp_path, small_parts, monkeypatch):
+def test_a_training_reads_self_generated_text_three_times(
+    tmp_path, small_parts, monkeypatch
+):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    supply = read_supply(Run.of(ropepatch.plan("tiny", to=512, method="yarn"), own_text(), tmp_path / "out"))
+    supply = read_supply(
+        Run.of(
+            ropepatch.plan("tiny", to=512, method="yarn"), own_text(), tmp_path / "out"
+        )
+    )
     assert supply.batches.times(0) == pytest.approx(3, rel=0.05)
 
 
 @pytest.mark.slow
-def test_training_and_evaluation_use_self_generated_text_from_the_cache(tmp_path, monkeypatch):
+def test_training_and_evaluation_use_self_generated_text_from_the_cache(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     lines = []
     folder = fine_tune(plan, own_text(), tmp_path / "out", say=lines.append).folder
     measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
     assert [0.3 < loss < 6 for loss in measured] == [True, True]
-    assert not any("target_loss" in row for row in history_of(folder)), "its documents end at L"
+    assert not any("target_loss" in row for row in history_of(folder)), (
+        "its documents end at L"
+    )
     again = fine_tune(plan, own_text(), tmp_path / "again", say=lines.append).folder
     assert history_of(again) == history_of(folder)
-    assert len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1
+    assert (
+        len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1
+    )
 
 
 def test_documents_that_end_within_the_original_context_length_are_rejected():
     with pytest.raises(
-        RopepatchError, match=r"documents of generated: self end within the original context length"
+        RopepatchError,
+        match=r"documents of generated: self end within the original context length",
     ) as error:
         own_text(positions="true-length")
     assert "boundaries: false" in error.value.hint

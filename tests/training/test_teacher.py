@@ -86,10 +86,19 @@ def read_alone(model: nn.Module, ids: Tensor, lengths) -> Tensor:
 def state(model: nn.Module) -> list:
     """All state of a model that another forward pass could change."""
     parts = [
-        (name, id(part), part.training, POSITIONS_SLOT in vars(part), vars(part).get("forward"))
+        (
+            name,
+            id(part),
+            part.training,
+            POSITIONS_SLOT in vars(part),
+            vars(part).get("forward"),
+        )
         for name, part in model.named_modules()
     ]
-    trained = [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
+    trained = [
+        (name, id(parameter), parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    ]
     flags = [vars(part).get("_disable_adapters") for part in model.modules()]
     return [
         parts,
@@ -109,10 +118,14 @@ LORAS = {
 
 
 @pytest.mark.parametrize(
-    ("lengths", "fields"), [(SHORT, {"head_dim": 8}), (LONG, {"tie_word_embeddings": True})], ids=str
+    ("lengths", "fields"),
+    [(SHORT, {"head_dim": 8}), (LONG, {"tie_word_embeddings": True})],
+    ids=str,
 )
 @pytest.mark.parametrize("lora", LORAS.values(), ids=LORAS)
-def test_the_teacher_is_the_base_model_however_the_student_has_changed(lora, lengths, fields):
+def test_the_teacher_is_the_base_model_however_the_student_has_changed(
+    lora, lengths, fields
+):
     student, teacher, stock = school(lora, **fields)
     packed = batch(lengths, jump=20)
     if max(lengths) > L:
@@ -151,7 +164,9 @@ def naive(student: nn.Module, stock: nn.Module, packed: dict, lengths) -> Tensor
     return 4 * (p.exp() * (p - q)).sum(-1)[scored].mean()
 
 
-@pytest.mark.parametrize(("lengths", "checkpointing"), [(SHORT, True), (LONG, False), (LONG, True)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "checkpointing"), [(SHORT, True), (LONG, False), (LONG, True)], ids=str
+)
 def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
     student, teacher, stock = school(LORAS["norms"], attention_dropout=0.0)
     packed = batch(lengths, jump=20)
@@ -165,32 +180,49 @@ def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
         with packed_attention(student):
             if way == "ours":
                 head = linear_head(student)
-                loss = causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
+                loss = causal_lm_loss(
+                    student, packed, head=head, distilled=teacher.loss(packed)
+                )
             else:
                 loss = naive(student, stock, packed, lengths)
             loss.backward()
         found[way] = loss.item()
-        gradients[way] = {name: p.grad.clone() for name, p in student.named_parameters() if p.requires_grad}
+        gradients[way] = {
+            name: p.grad.clone()
+            for name, p in student.named_parameters()
+            if p.requires_grad
+        }
     assert found["ours"] == pytest.approx(found["naive"], rel=1e-4)
     for name, gradient in gradients["ours"].items():
-        assert (gradient - gradients["naive"][name]).norm() <= 1e-3 * gradients["naive"][name].norm(), name
+        assert (gradient - gradients["naive"][name]).norm() <= 1e-3 * gradients[
+            "naive"
+        ][name].norm(), name
 
 
 @pytest.mark.parametrize("family", ["llama", "granite"])
 def test_a_student_that_is_its_teacher_learns_nothing(family):
-    fields = {"logits_scaling": 8.0} if family == "granite" else {"tie_word_embeddings": True}
+    fields = (
+        {"logits_scaling": 8.0}
+        if family == "granite"
+        else {"tie_word_embeddings": True}
+    )
     student = trainable(build(family, **fields), LORAS["norms"])
     packed = batch(SHORT)
     teacher = Teacher(student, 10**6, None, Distil(temperature=2.0))
     with packed_attention(student):
         head = linear_head(student)
-        loss = causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
+        loss = causal_lm_loss(
+            student, packed, head=head, distilled=teacher.loss(packed)
+        )
         loss.backward()
     assert (head is None) == (family == "granite")
     assert loss == 0
     assert not any(p.grad.any() for p in student.parameters() if p.requires_grad)
     with packed_attention(moved(student)):
-        assert causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed)) > 1e-4
+        assert (
+            causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
+            > 1e-4
+        )
 
 
 def test_whatever_fails_while_the_teacher_reads_the_student_is_itself_again():
@@ -216,7 +248,9 @@ def recipe(**changes):
         tokens_per_batch=512,
         boundaries=False,
     )
-    return small_recipe(**{"data": data, "distil": Distil(temperature=3.0, cross_entropy=0.1)} | changes)
+    return small_recipe(
+        **{"data": data, "distil": Distil(temperature=3.0, cross_entropy=0.1)} | changes
+    )
 
 
 def yarn():
@@ -229,7 +263,9 @@ def test_what_has_no_teacher_is_refused():
     with pytest.raises(RopepatchError, match="unknown remapping 'rerpoe'"):
         Distil(remapping="rerpoe")
     far = recipe(distil=Distil(remapping={"name": "leaky-rerope", "divisor": 1.5}))
-    with pytest.raises(RopepatchError, match=r"leaky-rerope with .* keeps distances within 256 up to"):
+    with pytest.raises(
+        RopepatchError, match=r"leaky-rerope with .* keeps distances within 256 up to"
+    ):
         prepare(yarn(), far).check()
 
 
@@ -243,15 +279,20 @@ fine_tune(yarn(), recipe(lora=Lora(r=4)), sys.argv[1])
 @pytest.mark.slow
 def test_two_processes_are_taught_as_one(tmp_path):
     file = tmp_path / "two.py"
-    file.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})" + TWO)
+    file.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})" + TWO
+    )
     run_two_processes(str(file), str(tmp_path / "two"))
     alone = recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": 2})
     fine_tune(yarn(), alone, tmp_path / "one")
     base, one, two = (
-        load_file(place / "model.safetensors") for place in (TINY, tmp_path / "one", tmp_path / "two")
+        load_file(place / "model.safetensors")
+        for place in (TINY, tmp_path / "one", tmp_path / "two")
     )
     for name in one:
         moved_by = (one[name] - base[name].float()).abs().max()
         assert (one[name] - two[name]).abs().max() <= 1e-3 * moved_by + 1e-6, name
-    for row, other in zip(history_of(tmp_path / "one"), history_of(tmp_path / "two"), strict=True):
+    for row, other in zip(
+        history_of(tmp_path / "one"), history_of(tmp_path / "two"), strict=True
+    ):
         assert row == pytest.approx(other, rel=1e-3)

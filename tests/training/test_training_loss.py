@@ -11,7 +11,11 @@ from run_recipes import run_two_processes
 from torch import Tensor, nn
 
 from ropepatch.training import fused_loss, loss
-from ropepatch.training.fused_loss import TeacherOutput, linear_cross_entropy, linear_distillation
+from ropepatch.training.fused_loss import (
+    TeacherOutput,
+    linear_cross_entropy,
+    linear_distillation,
+)
 from ropepatch.training.loss import causal_lm_loss, linear_head
 
 # The loss of hidden states
@@ -21,7 +25,9 @@ def inputs(num_tokens, size, vocabulary, *, dtype=torch.float64, scale=1.0, bias
     """Hidden states, a head and labels of which every third is ignored."""
     generator = torch.Generator().manual_seed(0)
     hidden, weight, offset = (
-        (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
+        (torch.randn(shape, generator=generator, dtype=torch.float64) * scale)
+        .to(dtype)
+        .requires_grad_()
         for shape in ((num_tokens, size), (vocabulary, size), (vocabulary,))
     )
     labels = torch.randint(vocabulary, (num_tokens,), generator=generator)
@@ -36,20 +42,35 @@ def summed(hidden, weight, labels, bias=None) -> Tensor:
 
 
 def gradients(value: Tensor, *tensors) -> list[Tensor]:
-    return list(torch.autograd.grad(value, [x for x in tensors if x is not None], retain_graph=True))
+    return list(
+        torch.autograd.grad(
+            value, [x for x in tensors if x is not None], retain_graph=True
+        )
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_value_and_gradients_are_those_of_all_logits(data):
     N, H, V = (data.draw(st.integers(1, most)) for most in (17, 5, 9))
-    scale = data.draw(st.sampled_from([1, 60]))  # 60: logits in the thousands, which must not overflow
-    hidden, weight, _, bias = inputs(N, H, V, scale=scale, bias=data.draw(st.booleans()))
-    labels = torch.tensor(data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N)))
-    found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=data.draw(st.integers(1, 20)))
+    scale = data.draw(
+        st.sampled_from([1, 60])
+    )  # 60: logits in the thousands, which must not overflow
+    hidden, weight, _, bias = inputs(
+        N, H, V, scale=scale, bias=data.draw(st.booleans())
+    )
+    labels = torch.tensor(
+        data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N))
+    )
+    found = linear_cross_entropy(
+        hidden, weight, labels, bias=bias, chunk=data.draw(st.integers(1, 20))
+    )
     expected = summed(hidden, weight, labels, bias)
     torch.testing.assert_close(found, expected)
-    pairs = gradients(found / 7, hidden, weight, bias), gradients(expected / 7, hidden, weight, bias)
+    pairs = (
+        gradients(found / 7, hidden, weight, bias),
+        gradients(expected / 7, hidden, weight, bias),
+    )
     torch.testing.assert_close(*pairs)
 
 
@@ -60,11 +81,16 @@ def test_sixteen_bits_are_those_of_the_matrix_products_alone():
     logits = (hidden @ weight.T).double()
     expected = F.cross_entropy(logits, labels, reduction="sum")
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
-    assert abs(expected.bfloat16().double() / expected - 1) > 1e-5  # the sum itself would have been rounded
+    assert (
+        abs(expected.bfloat16().double() / expected - 1) > 1e-5
+    )  # the sum itself would have been rounded
     slope = torch.autograd.grad(expected, logits)[0]
     of_hidden, of_weight = gradients(found, hidden, weight)
     assert of_hidden.dtype == of_weight.dtype == torch.bfloat16
-    for gradient, exact in ((of_hidden, slope @ weight.double()), (of_weight, slope.T @ hidden.double())):
+    for gradient, exact in (
+        (of_hidden, slope @ weight.double()),
+        (of_weight, slope.T @ hidden.double()),
+    ):
         assert (gradient.double() - exact).norm() < 0.005 * exact.norm()
 
 
@@ -79,7 +105,9 @@ def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
 def test_a_frozen_head_costs_no_gradient_of_its_size():
     hidden, weight, labels, _ = inputs(8, 30, 50)
     for is_trained in (False, True):
-        loss = linear_cross_entropy(hidden, weight.detach().requires_grad_(is_trained), labels)
+        loss = linear_cross_entropy(
+            hidden, weight.detach().requires_grad_(is_trained), labels
+        )
         saved = loss.grad_fn.saved_tensors
         assert (saved[1] is not None) == is_trained
         assert saved[0].shape == hidden.shape
@@ -101,48 +129,83 @@ def taught_by(student, teacher, labels: Tensor, answers: Tensor, t, c, k) -> Ten
     if k is not None:
         order = teacher.argsort(-1, descending=True)
         p, q = (x.gather(-1, order) for x in (p, q))
-        p, q = (torch.cat([x[:, :k], x[:, k:].sum(-1, keepdim=True)], -1) for x in (p, q))
+        p, q = (
+            torch.cat([x[:, :k], x[:, k:].sum(-1, keepdim=True)], -1) for x in (p, q)
+        )
     divergence = t**2 * torch.xlogy(p, p / q).nansum(-1)
     entropy = F.cross_entropy(student, labels, reduction="none")
-    losses = torch.where(answers > 0, answers * entropy, (1 - c) * divergence + c * entropy)
+    losses = torch.where(
+        answers > 0, answers * entropy, (1 - c) * divergence + c * entropy
+    )
     return losses[labels != -100].sum()
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(data):
-    N, H, V = (data.draw(st.integers(least, most)) for least, most in ((1, 17), (1, 5), (2, 9)))
+    N, H, V = (
+        data.draw(st.integers(least, most)) for least, most in ((1, 17), (1, 5), (2, 9))
+    )
     hidden, weight, _, bias = inputs(N, H, V, bias=data.draw(st.booleans()))
     generator = torch.Generator().manual_seed(1)
-    own = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((N, 3), (V, 3), (V,))]
-    labels = torch.tensor(data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N)))
-    t, c = data.draw(st.sampled_from([1.0, 0.5, 3.0])), data.draw(st.sampled_from([0.0, 0.3]))
+    own = [
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((N, 3), (V, 3), (V,))
+    ]
+    labels = torch.tensor(
+        data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N))
+    )
+    t, c = (
+        data.draw(st.sampled_from([1.0, 0.5, 3.0])),
+        data.draw(st.sampled_from([0.0, 0.3])),
+    )
     k = data.draw(st.sampled_from([None, 1, V - 1, V]))
-    weights = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 7.0]), min_size=N, max_size=N)))
-    mixed = {"temperature": t, "cross_entropy": c, "top_k": k, "chunk": data.draw(st.integers(1, 20))}
+    weights = torch.tensor(
+        data.draw(st.lists(st.sampled_from([0.0, 0.5, 7.0]), min_size=N, max_size=N))
+    )
+    mixed = {
+        "temperature": t,
+        "cross_entropy": c,
+        "top_k": k,
+        "chunk": data.draw(st.integers(1, 20)),
+    }
     mixed |= {"answers": weights} if data.draw(st.booleans()) else {}
     asked = mixed.get("answers", torch.zeros(N))
-    found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(*own), bias=bias, **mixed)
+    found = linear_distillation(
+        hidden, weight, labels, teacher=TeacherOutput(*own), bias=bias, **mixed
+    )
     student = hidden @ weight.T + (0 if bias is None else bias)
     expected = taught_by(student, own[0] @ own[1].T + own[2], labels, asked, t, c, k)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-    pairs = gradients(found / 7, hidden, weight, bias), gradients(expected / 7, hidden, weight, bias)
+    pairs = (
+        gradients(found / 7, hidden, weight, bias),
+        gradients(expected / 7, hidden, weight, bias),
+    )
     torch.testing.assert_close(*pairs, rtol=1e-6, atol=1e-9)
     logits = student.detach().requires_grad_()
     whole = TeacherOutput(own[0] @ own[1].T + own[2])
     found = linear_distillation(logits, None, labels, teacher=whole, **mixed)
     expected = taught_by(logits, whole.hidden, labels, asked, t, c, k)
-    torch.testing.assert_close(gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9
+    )
 
 
 def test_distillation_in_float32_is_torchs_divergence_to_six_digits():
     hidden, weight, labels, _ = inputs(600, 16, 300, dtype=torch.float32, bias=False)
     teacher = torch.randn(600, 300, generator=torch.Generator().manual_seed(1))
     found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(teacher))
-    scored, (q, p) = labels != -100, (x.log_softmax(-1) for x in (hidden @ weight.T, teacher))
+    scored, (q, p) = (
+        labels != -100,
+        (x.log_softmax(-1) for x in (hidden @ weight.T, teacher)),
+    )
     expected = F.kl_div(q[scored], p[scored], log_target=True, reduction="sum")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    pairs = zip(gradients(found, hidden, weight), gradients(expected, hidden, weight), strict=True)
+    pairs = zip(
+        gradients(found, hidden, weight),
+        gradients(expected, hidden, weight),
+        strict=True,
+    )
     for ours, theirs in pairs:
         assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
 
@@ -161,8 +224,12 @@ def rows(*lengths: int) -> dict[str, Tensor]:
 
 def expected_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """The oracle: the loss of the label at t + 1 from the logits at t."""
-    logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].double()
-    return F.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+    logits = (
+        model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].double()
+    )
+    return F.cross_entropy(
+        logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum"
+    )
 
 
 def count(batch: dict[str, Tensor]) -> int:
@@ -172,12 +239,18 @@ def count(batch: dict[str, Tensor]) -> int:
 def trained_gradients(model: nn.Module, value: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     value.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     assert all(gradient is not None for gradient in found.values())
     return {name: gradient.clone() for name, gradient in found.items()}
 
 
-def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], share: float) -> None:
+def assert_close(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], share: float
+) -> None:
     """Assert that gradients differ by less than a share of their norms."""
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
@@ -200,8 +273,12 @@ def peft_model(base: nn.Module, **options) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, **options))
-    for parameter in model.parameters():  # so that a copy that is trained is not its original
+    model = get_peft_model(
+        base, LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, **options)
+    )
+    for (
+        parameter
+    ) in model.parameters():  # so that a copy that is trained is not its original
         if parameter.requires_grad:
             parameter.data.mul_(1.1)
     return model
@@ -215,7 +292,12 @@ def with_bias() -> nn.Module:
 
 def with_copies(tied: bool, *copied: str) -> nn.Module:
     model = build(tie_word_embeddings=tied)
-    return peft_model(model, target_modules=["q_proj"], modules_to_save=[*copied], ensure_weight_tying=tied)
+    return peft_model(
+        model,
+        target_modules=["q_proj"],
+        modules_to_save=[*copied],
+        ensure_weight_tying=tied,
+    )
 
 
 def packed() -> nn.Module:
@@ -233,7 +315,9 @@ def packed() -> nn.Module:
 def fine_tuned_head() -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(build(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))  # no change yet
+    return get_peft_model(
+        build(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
+    )  # no change yet
 
 
 def small() -> nn.Module:
@@ -279,7 +363,9 @@ def test_a_model_gets_the_gradients_of_all_logits(make, place, trained, caplog):
     model = make()
     head = linear_head(model)
     assert head is (None if place is None else model.get_submodule(place))
-    assert bool([record for record in caplog.records if record.name == loss.__name__]) == (head is None)
+    assert bool(
+        [record for record in caplog.records if record.name == loss.__name__]
+    ) == (head is None)
     found = assert_same_step(model, head)
     assert trained in (None, len(found))
     assert head is None or all(gradient.any() for gradient in found.values())
@@ -290,14 +376,26 @@ def test_a_cap_is_noticed_in_sixteen_bits():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda total: total * 1.1, lambda total: total * 0.9, lambda total: total * float("nan")]
+    "wrong",
+    [
+        lambda total: total * 1.1,
+        lambda total: total * 0.9,
+        lambda total: total * float("nan"),
+    ],
 )
 def test_a_kernel_that_gives_another_loss_is_not_used(wrong, monkeypatch, caplog):
     model = build()
-    monkeypatch.setattr(loss, "linear_cross_entropy", lambda *a, **k: wrong(linear_cross_entropy(*a, **k)))
+    monkeypatch.setattr(
+        loss,
+        "linear_cross_entropy",
+        lambda *a, **k: wrong(linear_cross_entropy(*a, **k)),
+    )
     assert linear_head(model) is None
     assert caplog.text.count("logits are not those of one linear layer") == 1
-    assert f"about {4 * 4 * 4096 * VOCABULARY / 2**30:.1f} GiB for each 4096 tokens" in caplog.text
+    assert (
+        f"about {4 * 4 * 4096 * VOCABULARY / 2**30:.1f} GiB for each 4096 tokens"
+        in caplog.text
+    )
 
 
 def test_the_check_changes_nothing():
@@ -309,7 +407,9 @@ def test_the_check_changes_nothing():
     assert linear_head(model) is not None
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, weights[name]) for name, value in model.state_dict().items()
+    )
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all("forward" not in vars(module) for module in model.modules())
 
@@ -329,15 +429,21 @@ def model_and_head(request):
 
 
 @pytest.mark.parametrize("items", [17, torch.tensor(17.0)])
-def test_it_is_divided_by_the_number_it_is_given_and_zero_without_any_label(model_and_head, items):
+def test_it_is_divided_by_the_number_it_is_given_and_zero_without_any_label(
+    model_and_head, items
+):
     (model, head), batch = model_and_head, rows(9, 9)
     found = causal_lm_loss(model, batch, items, head=head)
-    torch.testing.assert_close(found.double(), expected_sum(model, batch) / 17, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        found.double(), expected_sum(model, batch) / 17, rtol=1e-5, atol=0
+    )
     batch["labels"][:] = -100
     for none in (None, 0, torch.tensor(0)):
         found = causal_lm_loss(model, batch, none, head=head)
         assert found == 0
-        assert not any(gradient.any() for gradient in trained_gradients(model, found).values())
+        assert not any(
+            gradient.any() for gradient in trained_gradients(model, found).values()
+        )
 
 
 def test_a_step_holds_no_logits_of_all_tokens():
@@ -378,8 +484,12 @@ def two_processes(tmp_path_factory):
 def test_a_step_of_two_processes_is_that_of_one(kind, two_processes):
     model, batch = build(tie_word_embeddings=kind == "ddp"), wrapped_loss.batch()
     expected = expected_sum(model, batch) / count(batch)
-    torch.testing.assert_close(two_processes[kind]["loss"].double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        two_processes[kind]["loss"].double(), expected, rtol=1e-5, atol=0
+    )
     ours, theirs = two_processes[kind]["gradients"], trained_gradients(model, expected)
-    if kind != "ddp":  # which over gloo sums the gradients up to torch 2.8, and takes their mean since
+    if (
+        kind != "ddp"
+    ):  # which over gloo sums the gradients up to torch 2.8, and takes their mean since
         theirs = two_processes["fsdp-all-logits"]["gradients"]
     assert_close(ours, theirs, 1e-4)

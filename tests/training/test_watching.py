@@ -21,14 +21,18 @@ WORSE = losses(1.21, 2.2, 3.19, 2.7)
 
 
 def test_a_short_context_check_fails_only_beyond_its_noise():
-    within, noisy, failed = (short_context_check(BEFORE, now, 0.02) for now in (BEFORE, NOISY, WORSE))
+    within, noisy, failed = (
+        short_context_check(BEFORE, now, 0.02) for now in (BEFORE, NOISY, WORSE)
+    )
     assert (within.passed, noisy.passed, failed.passed) == (True, True, False)
     assert noisy.increase == pytest.approx(0.075 / 2.125)
     assert noisy.low < 0.02 < noisy.high
     assert str(noisy).endswith("not significantly above the limit of 2.00%")
     assert str(failed).endswith("above the limit of 2.00%")
     assert [failed.limited(most).passed for most in (0.08, 0.09)] == [False, True]
-    assert not short_context_check(losses(1, 2), losses(1.1, 2.1), 0.02).passed  # two texts: the mean itself
+    assert not short_context_check(
+        losses(1, 2), losses(1.1, 2.1), 0.02
+    ).passed  # two texts: the mean itself
 
 
 def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch):
@@ -36,7 +40,9 @@ def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch
     monkeypatch.setattr("ropepatch.training.self_written.SHARD", 2048)
     sources = (Generated(generated="self"), Generated(generated="questions"))
     recipe = small_recipe(
-        data=Data(sources=sources, windows=(64, 256), tokens_per_batch=256, boundaries=False),
+        data=Data(
+            sources=sources, windows=(64, 256), tokens_per_batch=256, boundaries=False
+        ),
         distil=Distil(),
         lora=Lora(r=4, train_norms=False),
         watch=Watch(every=100, windows=4, passkey_trials=0),

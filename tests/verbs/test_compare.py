@@ -23,9 +23,20 @@ def test_registered_static_methods_without_required_parameters_are_candidates(
     monkeypatch,
 ):
     before = {*candidates()}
-    usual = {"linear", "ntk", "ntk-by-parts", "yarn", "llama3", "p-rope", "resonance", "cope"}
+    usual = {
+        "linear",
+        "ntk",
+        "ntk-by-parts",
+        "yarn",
+        "llama3",
+        "p-rope",
+        "resonance",
+        "cope",
+    }
     assert usual <= before < {*STATIC}
-    assert not {"none", "abf", "custom", "longrope", "longrope-switch", "dynamic"} & before
+    assert (
+        not {"none", "abf", "custom", "longrope", "longrope-switch", "dynamic"} & before
+    )
 
     class Mine(PositionInterpolation):
         name = "mine"
@@ -46,9 +57,13 @@ def test_registered_static_methods_without_required_parameters_are_candidates(
 
 def test_dynamic_at_the_target_length_equals_one_of_the_candidates():
     held = ropepatch.plan("tiny", to=1024, method="dynamic").frequencies()
-    twins = (ropepatch.plan("tiny", to=1024, method=name).frequencies() for name in candidates())
+    twins = (
+        ropepatch.plan("tiny", to=1024, method=name).frequencies()
+        for name in candidates()
+    )
     assert any(
-        held.inv_freq.equal(twin.inv_freq) and held.attention_factor == twin.attention_factor
+        held.inv_freq.equal(twin.inv_freq)
+        and held.attention_factor == twin.attention_factor
         for twin in twins
     )
 
@@ -56,7 +71,9 @@ def test_dynamic_at_the_target_length_equals_one_of_the_candidates():
 def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     monkeypatch,
 ):
-    methods, left_out = participants(Checkpoint.find("tiny"), ["yarn", "remappings"], to=1024)
+    methods, left_out = participants(
+        Checkpoint.find("tiny"), ["yarn", "remappings"], to=1024
+    )
     assert [plan.method.name for _, plan in methods] == [
         "yarn",
         *(name for name in REMAPPINGS if name != "string"),
@@ -64,7 +81,9 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     assert [*left_out] == ["string"]
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
         participants(Checkpoint.find("tiny"), ["remappings", "string"], to=1024)
-    monkeypatch.setattr("ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr(
+        "ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn")
+    )
 
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")
@@ -82,7 +101,9 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
 
 def test_a_ranking_measures_loss_and_also_retrieval_if_the_needles_fit():
     source, loss = Checkpoint.find("tiny"), PerplexityTask(windows=24)
-    suite, reason = ranking_suite(source, [Method(name="yarn")], loss, to=512, haystacks=3, keys=2)
+    suite, reason = ranking_suite(
+        source, [Method(name="yarn")], loss, to=512, haystacks=3, keys=2
+    )
     assert [*suite.tasks] == [loss, RetrievalTask(haystacks=3, keys=2)]
     assert reason is None
     for options, has_reason in (({"haystacks": 0}, False), ({"keys": 18}, True)):
@@ -107,15 +128,20 @@ NOTHING = [of("baseline", 1.0), of("yarn", 1.5)]
 def measured(monkeypatch):
     """Two candidates; every measurement returns the results in this list."""
     results = []
-    monkeypatch.setattr("ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn"))
     monkeypatch.setattr(
-        "ropepatch.evaluation.measuring.measure", lambda suite, source, **options: iter(results)
+        "ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn")
+    )
+    monkeypatch.setattr(
+        "ropepatch.evaluation.measuring.measure",
+        lambda suite, source, **options: iter(results),
     )
     return results
 
 
 @pytest.mark.parametrize(
-    ("nats", "method"), [((9.0, 1.0), "yarn"), ((1.0, 1.0), None)], ids=["a published method", "nothing"]
+    ("nats", "method"),
+    [((9.0, 1.0), "yarn"), ((1.0, 1.0), None)],
+    ids=["a published method", "nothing"],
 )
 def test_compare_returns_the_best_method_or_none_if_none_helps(measured, nats, method):
     measured += map(of, ("baseline", "yarn", "floor"), (*nats, 0.1))
@@ -127,9 +153,13 @@ def test_compare_returns_the_best_method_or_none_if_none_helps(measured, nats, m
 def test_retrieval_that_does_not_fit_is_left_out_with_one_warning(measured):
     measured += HELPS
     lines = []
-    choice = ropepatch.compare("tiny", to=1024, methods=["yarn"], keys=200, say=lines.append)
+    choice = ropepatch.compare(
+        "tiny", to=1024, methods=["yarn"], keys=200, say=lines.append
+    )
     (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
-    assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}
+    assert choice.left_out == {
+        "retrieval": warning.removeprefix("warning: no retrieval: ")
+    }
     assert (choice.method, choice.ranking.rows[0].answers) == ("yarn", {})
 
 
@@ -147,11 +177,17 @@ def test_compare_prints_an_extend_command_only_if_a_method_helps(measured, run_h
     assert "ropepatch extend" not in done.stdout
 
 
-def test_compare_without_haystacks_ranks_by_loss_and_omits_retrieval(measured, run_here):
+def test_compare_without_haystacks_ranks_by_loss_and_omits_retrieval(
+    measured, run_here
+):
     measured += [of("baseline", 9.0), of("linear", 2.0), of("yarn", 1.0)]
     words = ("--methods", "yarn,all", "--haystacks", "0")
     done = run_here("compare", "tiny", "--to", "1k", *words)
     table, _, advice = done.stdout.partition("Use yarn. ")
-    assert [line.split()[0] for line in table.splitlines()[2:5]] == ["yarn", "linear", "baseline"]
+    assert [line.split()[0] for line in table.splitlines()[2:5]] == [
+        "yarn",
+        "linear",
+        "baseline",
+    ]
     for word in ("etriev", "answer", "found", "haystack"):
         assert word not in table + advice + done.stderr

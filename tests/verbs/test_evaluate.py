@@ -17,13 +17,19 @@ from ropepatch.publishing.contents import judge
 @pytest.fixture(scope="module")
 def results():
     """The bundled checkpoint with and without scaling, at its original context length and twice that."""
-    return ropepatch.evaluate("tiny", methods=["yarn"], to="2x", lengths=[256, "2x"], windows=2)
+    return ropepatch.evaluate(
+        "tiny", methods=["yarn"], to="2x", lengths=[256, "2x"], windows=2
+    )
 
 
 def test_evaluate_returns_baseline_and_scaled_results_that_display_as_a_table(results):
     assert [result.label for result in results] == ["floor", "baseline", "yarn"]
     assert [row.length for row in results[-1].of("loss", "length")] == [256, 512]
-    assert (len(results), results[1:][0].label, results[-1].target) == (3, "baseline", 512)
+    assert (len(results), results[1:][0].label, results[-1].target) == (
+        3,
+        "baseline",
+        512,
+    )
     assert "<table" in results._repr_html_()
     assert str(results).startswith("tiny, trained on 256 tokens")
     assert results.plot()._repr_png_().startswith(b"\x89PNG")
@@ -33,10 +39,23 @@ def test_a_data_frame_has_one_row_per_measured_value(results):
     frame = results.to_pandas()
     assert [*frame][:5] == ["model", "target", "task", "label", "measure"]
     assert {*frame} - {"length", "begin", "end"} == {
-        *("model", "target", "task", "label", "measure", "value", "low", "high", "n", "clusters")
+        *(
+            "model",
+            "target",
+            "task",
+            "label",
+            "measure",
+            "value",
+            "low",
+            "high",
+            "n",
+            "clusters",
+        )
     }
     assert len(frame) == sum(len(result.rows) for result in results)
-    (at_target,) = frame[(frame.label == "yarn") & (frame.length == 512)].to_dict("records")
+    (at_target,) = frame[(frame.label == "yarn") & (frame.length == 512)].to_dict(
+        "records"
+    )
     row = results[-1].row("loss", length=512)
     assert (at_target["measure"], at_target["value"]) == ("nats_per_token", row.value)
     assert (at_target["n"], at_target["clusters"]) == (row.n, 2) == (2 * 511, 2)
@@ -51,15 +70,25 @@ def test_evaluate_accepts_suites_and_methods_as_objects():
     assert (result.label, result.target) == ("baseline", 64)
     method = Method(name="ntk-by-parts", parameters={"beta": 16.0})
     for given in (method, {"name": "ntk-by-parts", "beta": 16.0}):
-        found = ropepatch.evaluate("tiny", methods=[given], to=512, lengths=[64], windows=1)
+        found = ropepatch.evaluate(
+            "tiny", methods=[given], to=512, lengths=[64], windows=1
+        )
         assert found[-1].label == "ntk-by-parts (beta=16.0)"
 
 
 def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
     lines = []
-    options = {"limit": 1, "seed": 7, "dtype": "bfloat16", "device": "cpu", "say": lines.append}
+    options = {
+        "limit": 1,
+        "seed": 7,
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "say": lines.append,
+    }
     tasks = (PerplexityTask(), RetrievalTask(lengths=(128,)))
-    results = ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **options)
+    results = ropepatch.evaluate(
+        "tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **options
+    )
     loss, retrieval = (result for result in results if result.label == "baseline")
     assert (loss.parameters["windows"], loss.parameters["pieces"]) == (1, 1)
     assert (retrieval.parameters["haystacks"], retrieval.parameters["seed"]) == (1, 7)
@@ -72,7 +101,9 @@ def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
         "warning: prompts: 1",
     ]
     again = {**options, "dtype": "float32"}
-    with pytest.raises(RopepatchError, match="dtype"):  # results of another precision are not reused
+    with pytest.raises(
+        RopepatchError, match="dtype"
+    ):  # results of another precision are not reused
         ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **again)
     frame = ropepatch.read_results(tmp_path).to_pandas()
     assert set(frame.label) == {"floor", "baseline"}
@@ -81,9 +112,13 @@ def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
 # A checkpoint that ropepatch wrote
 
 
-def test_a_written_checkpoint_is_measured_with_its_origin_and_keeps_the_results(tmp_path, monkeypatch):
+def test_a_written_checkpoint_is_measured_with_its_origin_and_keeps_the_results(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    written = ropepatch.extend("tiny", "written", to=512, reading=False, say=lambda line: None)
+    written = ropepatch.extend(
+        "tiny", "written", to=512, reading=False, say=lambda line: None
+    )
     asked = {"windows": 1, "lengths": [64, 512], "say": lambda line: None}
 
     def stop(line):
@@ -93,13 +128,19 @@ def test_a_written_checkpoint_is_measured_with_its_origin_and_keeps_the_results(
     with pytest.raises(KeyboardInterrupt):
         ropepatch.evaluate(written, **asked | {"say": stop})
     assert read_json(written / "ropepatch.json")["evaluation"] == {}
-    assert any("evaluation is incomplete" in note for note in judge(written.folder).notes)
+    assert any(
+        "evaluation is incomplete" in note for note in judge(written.folder).notes
+    )
     results = ropepatch.evaluate(written, **asked)
     assert [result.label for result in results] == ["floor", "baseline", "yarn"]
-    assert {(result.model["name"], result.target) for result in results} == {("tiny", 512)}
+    assert {(result.model["name"], result.target) for result in results} == {
+        ("tiny", 512)
+    }
     assert (written / "evaluation.html").is_file()
     assert {*map(repr, ropepatch.read_results(written))} == {*map(repr, results)}
-    assert not any("evaluation is incomplete" in note for note in judge(written.folder).notes)
+    assert not any(
+        "evaluation is incomplete" in note for note in judge(written.folder).notes
+    )
     retrieval = Suite(to=(64,), tasks=(RetrievalTask(lengths=(128,), haystacks=1),))
     ropepatch.evaluate(written, retrieval, say=lambda line: None)
     tasks = read_json(written / "ropepatch.json")["evaluation"]["tasks"]
@@ -113,20 +154,30 @@ def test_a_written_checkpoint_is_measured_alone_if_its_origin_is_not_here(tmp_pa
     source = write_checkpoint(tmp_path / "source" / "model", by_bytes=True)
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     asked = {"text": tmp_path / "text.txt", "windows": 1}
-    once = ropepatch.extend(source, tmp_path / "once", to=128, reading=False, say=lambda line: None)
+    once = ropepatch.extend(
+        source, tmp_path / "once", to=128, reading=False, say=lambda line: None
+    )
     before, lines = once.record, []
     results = ropepatch.evaluate(once, **asked, say=lines.append)
     assert {result.model["name"] for result in results} == {"once"}
     assert lines[0].startswith("warning: only this checkpoint is measured")
     assert read_json(once / "ropepatch.json") == before
     (tmp_path / "model").symlink_to(source)  # next to it, as the record names it
-    results = ropepatch.evaluate(once, **asked, out=tmp_path / "results", say=lines.append)
+    results = ropepatch.evaluate(
+        once, **asked, out=tmp_path / "results", say=lines.append
+    )
     assert {result.label for result in results} == {"baseline", "yarn"}
     assert read_json(once / "ropepatch.json") == before  # the results are elsewhere
-    twice = ropepatch.extend(once, tmp_path / "far" / "twice", to=256, say=lambda line: None)
+    twice = ropepatch.extend(
+        once, tmp_path / "far" / "twice", to=256, say=lambda line: None
+    )
     model = ropepatch.evaluate(twice, **asked, say=lines.append)[0].model
     assert (model["trained"], model["extended_from"]) == (256, 64)
-    (made,) = (line for line in ropepatch.plan(once, to=256).warnings if "ropepatch.json" in line)
+    (made,) = (
+        line
+        for line in ropepatch.plan(once, to=256).warnings
+        if "ropepatch.json" in line
+    )
     assert made.endswith("instead scales RoPE only once")
 
 
@@ -146,21 +197,35 @@ def test_loss_curves_and_answers_convert_to_data_frames(tiny):
 
 def test_progress_lines_name_the_measured_length_and_the_target_length():
     lines = []
-    ropepatch.evaluate("tiny", lengths=[64], methods="yarn", to="1k", windows=1, say=lines.append)
+    ropepatch.evaluate(
+        "tiny", lengths=[64], methods="yarn", to="1k", windows=1, say=lines.append
+    )
     said = [line.partition(":")[0] for line in lines if line.startswith("perplexity")]
-    assert said == ["perplexity, baseline at 64 tokens", "perplexity, yarn to 1k at 64 tokens"]
+    assert said == [
+        "perplexity, baseline at 64 tokens",
+        "perplexity, yarn to 1k at 64 tokens",
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("eval tiny --report shut", "error: shut already exists"),
-        ("eval tiny --out file/results", "error: cannot write file/results: Not a directory"),
+        (
+            "eval tiny --out file/results",
+            "error: cannot write file/results: Not a directory",
+        ),
         ("eval tiny --out dangling", "error: --out must be a folder, got dangling"),
         ("eval tiny --report dangling", "error: dangling already exists"),
-        ("compare tiny --to 512 --report file/r.html", "error: no folder file for the report"),
+        (
+            "compare tiny --to 512 --report file/r.html",
+            "error: no folder file for the report",
+        ),
         ("eval tiny --suite s.yaml", "haystacks must be"),
-        ("eval tiny --suite harness --limit 1", "error: ropepatch_long_perplexity needs text"),
+        (
+            "eval tiny --suite harness --limit 1",
+            "error: ropepatch_long_perplexity needs text",
+        ),
     ],
 )
 def test_invalid_outputs_and_options_raise_errors_before_any_measurement(
@@ -186,7 +251,9 @@ def test_results_are_kept_if_writing_the_report_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ropepatch.report.write_report", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(RopepatchError, match=r"cannot write the report: .*No space left") as caught:
+    with pytest.raises(
+        RopepatchError, match=r"cannot write the report: .*No space left"
+    ) as caught:
         ropepatch.evaluate("tiny", windows=1, lengths=[128], report=tmp_path / "r.html")
     (folder,) = tmp_path.glob("ropepatch-results-*")
     assert str(folder) in caught.value.hint

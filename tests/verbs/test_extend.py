@@ -25,14 +25,23 @@ from ropepatch.training.recipe import Data
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     plan = ropepatch.plan("tiny", to=512)
-    return ropepatch.extend(plan, tmp_path_factory.mktemp("plain") / "out", command="ropepatch test")
+    return ropepatch.extend(
+        plan, tmp_path_factory.mktemp("plain") / "out", command="ropepatch test"
+    )
 
 
 def test_a_plan_is_extended_without_training(plain):
-    assert (plain.plan.target, plain.record["command"], plain.check) == (512, "ropepatch test", None)
+    assert (plain.plan.target, plain.record["command"], plain.check) == (
+        512,
+        "ropepatch test",
+        None,
+    )
     assert ropepatch.plot(plain.plan)._repr_png_().startswith(b"\x89PNG")
     far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
-    titles = [ropepatch.plot(extension.plan).axes[0].get_title(loc="left") for extension in (plain, far)]
+    titles = [
+        ropepatch.plot(extension.plan).axes[0].get_title(loc="left")
+        for extension in (plain, far)
+    ]
     assert titles == ["tokens per rotation", "effective distance, tokens"]
     assert "logits equal" in plain._repr_html_()
 
@@ -41,10 +50,19 @@ def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     lines = []
     extension = ropepatch.extend(
-        "tiny", to="2x", method="ntk-by-parts", beta=16.0, dry_run=True, say=lines.append
+        "tiny",
+        to="2x",
+        method="ntk-by-parts",
+        beta=16.0,
+        dry_run=True,
+        say=lines.append,
     )
     assert (extension.plan.target, extension.plan.method.beta) == (512, 16.0)
-    assert (extension.folder.name, extension.record, lines) == ("tiny-ntk-by-parts-512", {}, [])
+    assert (extension.folder.name, extension.record, lines) == (
+        "tiny-ntk-by-parts-512",
+        {},
+        [],
+    )
     with pytest.raises(RopepatchError, match="no parameter 'betta'"):
         ropepatch.extend("tiny", to="2x", betta=16.0)
     with pytest.raises(RopepatchError, match="a plan already sets target, method"):
@@ -56,40 +74,59 @@ def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path
     once = ropepatch.extend("tiny", tmp_path / "out", to=512, reading=False)
     assert not (once / "reading.json").exists()
     for other in ({"to": 1024}, {"to": 512, "method": "ntk"}):
-        (refusal,) = ropepatch.extend("tiny", tmp_path / "out", **other, dry_run=True).obstacles
+        (refusal,) = ropepatch.extend(
+            "tiny", tmp_path / "out", **other, dry_run=True
+        ).obstacles
         with pytest.raises(RopepatchError, match=f"{tmp_path / 'out'} already exists"):
             ropepatch.extend("tiny", tmp_path / "out", **other)
         assert str(refusal) == f"{tmp_path / 'out'} already exists"
-    assert not ropepatch.extend("tiny", tmp_path / "out", to=512, dry_run=True).obstacles
+    assert not ropepatch.extend(
+        "tiny", tmp_path / "out", to=512, dry_run=True
+    ).obstacles
     lines = []
     again = ropepatch.extend("tiny", tmp_path / "out", to=512, say=lines.append)
     assert lines[-1].endswith("out is already written")
     assert again.record == once.record
-    assert (once / "reading.json").is_file()  # which the first call was told to leave out
+    assert (
+        once / "reading.json"
+    ).is_file()  # which the first call was told to leave out
 
 
-def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(tmp_path, monkeypatch):
+def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(
+    tmp_path, monkeypatch
+):
     opened = []
 
     def noted(read, at):
         def reading(*arguments):
             if Path(arguments[at]).name == "config.json":
-                opened.append("source" if Path(arguments[at]).parent == TINY else "written")
+                opened.append(
+                    "source" if Path(arguments[at]).parent == TINY else "written"
+                )
             return read(*arguments)
 
         return reading
 
     stock = PreTrainedConfig._dict_from_json_file.__func__
     monkeypatch.setattr("ropepatch.files.read_text", noted(read_text, 0))
-    ropepatch.extend("tiny", tmp_path / "out", to="2x", reading=False, say=lambda line: None)
+    ropepatch.extend(
+        "tiny", tmp_path / "out", to="2x", reading=False, say=lambda line: None
+    )
     assert [*map(opened.count, ("source", "written"))] == [1, 1]
     opened.clear()
-    monkeypatch.setattr(PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1)))
+    monkeypatch.setattr(
+        PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1))
+    )
     ropepatch.load("tiny", device="cpu")
-    assert opened == ["source", "source"]  # once by ropepatch, once by stock transformers
+    assert opened == [
+        "source",
+        "source",
+    ]  # once by ropepatch, once by stock transformers
 
 
-def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, monkeypatch):
+def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(
+    plain, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").symlink_to(plain.folder)
     made = ropepatch.extend(Path("tiny"), to="1k", method="linear", dry_run=True)
@@ -103,26 +140,58 @@ def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, mon
 def untidy(tmp_path):
     """A checkpoint folder that also contains other files."""
     shutil.copytree(TINY, tmp_path / "model")
-    others = ["credentials.json", "id_rsa", "tokens.PY", "x.pkl", "notes.md", "examples/a.txt", "params.json"]
+    others = [
+        "credentials.json",
+        "id_rsa",
+        "tokens.PY",
+        "x.pkl",
+        "notes.md",
+        "examples/a.txt",
+        "params.json",
+    ]
     for name in [*others, ".env", "pytorch_model.bin", "special_tokens_map.json"]:
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_text("{}")
     return tmp_path / "model"
 
 
-def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_include(untidy, tmp_path):
+def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_include(
+    untidy, tmp_path
+):
     file, lines = untidy / "tokenizer_config.json", []
     auto_map = {"AutoTokenizer": ["id_mine.Mine", None]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "M", "auto_map": auto_map}))
-    out = ropepatch.extend(
-        untidy, tmp_path / "out", to="2k", include=["examples/*", "note*"], say=lines.append
+    file.write_text(
+        json.dumps(
+            json.loads(file.read_text())
+            | {"tokenizer_class": "M", "auto_map": auto_map}
+        )
     )
-    stays = {"credentials.json", "id_rsa", "tokens.PY", "x.pkl", "params.json", "pytorch_model.bin"}
+    out = ropepatch.extend(
+        untidy,
+        tmp_path / "out",
+        to="2k",
+        include=["examples/*", "note*"],
+        say=lines.append,
+    )
+    stays = {
+        "credentials.json",
+        "id_rsa",
+        "tokens.PY",
+        "x.pkl",
+        "params.json",
+        "pytorch_model.bin",
+    }
     assert not any((out / name).exists() for name in stays | {".env"})
-    assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
+    assert all(
+        (out / name).exists()
+        for name in ("notes.md", "examples/a.txt", "special_tokens_map.json")
+    )
     (line,) = [line for line in lines if line.startswith("not copied")]
     assert f": {', '.join(sorted(stays))} (`include`" in line
-    assert "warning: the tokenizer needs id_mine.py; add `include=id_mine.py` to copy it" in lines
+    assert (
+        "warning: the tokenizer needs id_mine.py; add `include=id_mine.py` to copy it"
+        in lines
+    )
     for pattern in (
         "*.bin",
         "config.json",
@@ -132,7 +201,9 @@ def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_inc
             ropepatch.extend(untidy, tmp_path / "again", to="2k", include=[pattern])
 
 
-def test_a_file_with_an_access_token_is_rejected_and_no_output_is_left(untidy, tmp_path):
+def test_a_file_with_an_access_token_is_rejected_and_no_output_is_left(
+    untidy, tmp_path
+):
     (untidy / "notes.md").write_text("hf_" + "Zz9" * 11 + "A")
     with pytest.raises(RopepatchError, match=r"notes\.md contains a Hub access token"):
         ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
@@ -157,7 +228,9 @@ def test_options_of_a_checkpoint_do_not_apply_to_a_gguf_file(tmp_path):
 
 def recipe_of(text):
     """A recipe that trains on a text."""
-    return small_recipe(data=Data(sources=(Texts(text=text),), windows=(64,), tokens_per_batch=128))
+    return small_recipe(
+        data=Data(sources=(Texts(text=text),), windows=(64,), tokens_per_batch=128)
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,10 +240,19 @@ def recipe_of(text):
             {"recipe": "tiny", "to": "1k"},
             "data.windows contains 2048 tokens, more than the target length of 1024",
         ),
-        ({"recipe": recipe_of("short.txt")}, "short.txt has .* tokens, too few to hold out 1 x 512"),
-        ({"recipe": recipe_of("titles.jsonl")}, "titles.jsonl, line 1 has no field 'text'"),
+        (
+            {"recipe": recipe_of("short.txt")},
+            "short.txt has .* tokens, too few to hold out 1 x 512",
+        ),
+        (
+            {"recipe": recipe_of("titles.jsonl")},
+            "titles.jsonl, line 1 has no field 'text'",
+        ),
         ({"recipe": small_recipe(), "out": "shut"}, "shut already exists"),
-        ({"recipe": small_recipe(), "out": "begun"}, "begun.run exists and is not a run"),
+        (
+            {"recipe": small_recipe(), "out": "begun"},
+            "begun.run exists and is not a run",
+        ),
         ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
         ({"include": ["key"]}, "key contains a Hub access token"),
         ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
@@ -193,7 +275,10 @@ def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
         Path(name).write_text(text)
     for name in ("cut", "both", "model"):
         shutil.copytree(TINY, name)
-    save_file(dict(list(load_file(TINY / "model.safetensors").items())[1:]), "cut/model.safetensors")
+    save_file(
+        dict(list(load_file(TINY / "model.safetensors").items())[1:]),
+        "cut/model.safetensors",
+    )
     Path("both/adapter_config.json").write_text("{}")
     Path("model/key").write_text("hf_" + 34 * "a")
     monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
@@ -207,15 +292,24 @@ def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("kept", "recipe"), [([], False), ([], True), (["model.safetensors"], True)])
-def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, recipe, tmp_path, run_here):
+@pytest.mark.parametrize(
+    ("kept", "recipe"), [([], False), ([], True), (["model.safetensors"], True)]
+)
+def test_a_dry_run_prints_missing_files_and_the_output_folder(
+    kept, recipe, tmp_path, run_here
+):
     (tmp_path / "src").mkdir()
     for name in ("config.json", *kept):
         shutil.copy(TINY / name, tmp_path / "src")
     verb = ["train", "src", "--recipe", "tiny"] if recipe else ["extend", "src"]
     done = run_here(*verb, "--to", "2x", "--dry-run", cwd=tmp_path)
-    assert f"to be written: {tmp_path}/src-yarn-512{'-tiny' if recipe else ''}" in done.stdout
-    assert ("llama.cpp" in done.stdout) == (not recipe)  # with a training the plan is two lines
+    assert (
+        f"to be written: {tmp_path}/src-yarn-512{'-tiny' if recipe else ''}"
+        in done.stdout
+    )
+    assert ("llama.cpp" in done.stdout) == (
+        not recipe
+    )  # with a training the plan is two lines
     assert done.returncode == 2
     error, _ = done.stderr.splitlines()
     assert ("no weights in src" in error) == (not kept)

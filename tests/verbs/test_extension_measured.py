@@ -26,13 +26,20 @@ TALES = PerplexityTask(windows=2, gain=True)
 KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=1)
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 # Only the tasks of the suite are used.
-SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
+SUITE = Suite(
+    models=("some/model",),
+    methods=(Method(name="ntk"),),
+    to=("8x",),
+    tasks=(TALES, KEYS),
+)
 
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """The checkpoint of the plan: same weights, other frequencies."""
-    return ropepatch.extend(PLAN, tmp_path_factory.mktemp("extended") / "checkpoint").folder
+    return ropepatch.extend(
+        PLAN, tmp_path_factory.mktemp("extended") / "checkpoint"
+    ).folder
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,11 @@ def after(results, trained, tmp_path_factory):
     for file in results[1].iterdir():
         if "again" not in file.name:
             shutil.copy(file, out)
-    return list(measure_extension(SUITE, PLAN, trained, label="yarn + mine", out=out, progress=only_mine))
+    return list(
+        measure_extension(
+            SUITE, PLAN, trained, label="yarn + mine", out=out, progress=only_mine
+        )
+    )
 
 
 def unmeasurable(name):
@@ -74,18 +85,24 @@ def unmeasurable(name):
 
 
 def of(results, task, label):
-    (result,) = (result for result in results if (result.task, result.label) == (task, label))
+    (result,) = (
+        result for result in results if (result.task, result.label) == (task, label)
+    )
     return result
 
 
 def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
     measured = {(result.task, result.label) for result in results[0]}
     tasks, labels = ("perplexity", "retrieval"), (BASELINE, "yarn", "again")
-    assert measured == {(task, label) for task in tasks for label in labels} | {("perplexity", FLOOR)}
+    assert measured == {(task, label) for task in tasks for label in labels} | {
+        ("perplexity", FLOOR)
+    }
     for task in tasks:
         again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
         assert again.rows == patched.rows != of(results[0], task, BASELINE).rows
-    assert not any(result.fine_tuned for result in results[0])  # the weights are the base's
+    assert not any(
+        result.fine_tuned for result in results[0]
+    )  # the weights are the base's
 
 
 def test_baseline_and_extended_results_form_one_comparison_per_task(after):
@@ -99,28 +116,52 @@ def test_baseline_and_extended_results_form_one_comparison_per_task(after):
     assert retrieval.lengths(*retrieval.main) == [128, 512]
 
 
-def test_the_fine_tuned_result_equals_the_loaded_checkpoint_and_records_its_weights(after, trained, tiny):
+def test_the_fine_tuned_result_equals_the_loaded_checkpoint_and_records_its_weights(
+    after, trained, tiny
+):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(Checkpoint(trained).load(), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
-    assert [row.value for row in found] == [curve.at(length).value for length in (128, 256, 512)]
-    assert found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
-    before, mine = (of(after, "retrieval", label).model for label in ("yarn", "yarn + mine"))
-    own = {"weights": fingerprint(read_headers(trained)), "fine_tuned_from": before["weights"]}
+    assert [row.value for row in found] == [
+        curve.at(length).value for length in (128, 256, 512)
+    ]
+    assert (
+        found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
+    )
+    before, mine = (
+        of(after, "retrieval", label).model for label in ("yarn", "yarn + mine")
+    )
+    own = {
+        "weights": fingerprint(read_headers(trained)),
+        "fine_tuned_from": before["weights"],
+    }
     assert mine == before | own
     assert own["weights"] != before["weights"]
-    assert [result.label for result in after if result.fine_tuned] == ["yarn + mine"] * 2
+    assert [result.label for result in after if result.fine_tuned] == [
+        "yarn + mine"
+    ] * 2
 
 
-def test_suite_results_are_reused_only_for_the_same_scaling_and_weights(tmp_path, results, trained):
-    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,))
+def test_suite_results_are_reused_only_for_the_same_scaling_and_weights(
+    tmp_path, results, trained
+):
+    suite = Suite(
+        models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,)
+    )
     list(measure(suite, out=tmp_path))
-    assert len(list(measure_extension(suite, PLAN, out=tmp_path, progress=unmeasurable))) == 3
-    with pytest.raises(RopepatchError, match=r"again.json was measured with other settings: .*model"):
+    assert (
+        len(list(measure_extension(suite, PLAN, out=tmp_path, progress=unmeasurable)))
+        == 3
+    )
+    with pytest.raises(
+        RopepatchError, match=r"again.json was measured with other settings: .*model"
+    ):
         measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
 
 
-def test_results_are_compared_regardless_of_how_the_model_path_is_written(tmp_path, monkeypatch):
+def test_results_are_compared_regardless_of_how_the_model_path_is_written(
+    tmp_path, monkeypatch
+):
     folder = write_checkpoint(tmp_path / "model", by_bytes=True)
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     monkeypatch.chdir(tmp_path)
@@ -140,12 +181,22 @@ def test_results_are_compared_regardless_of_how_the_model_path_is_written(tmp_pa
 
 def test_invalid_arguments_raise_errors_before_any_measurement(tmp_path, extended):
     other = ropepatch.plan("tiny", to=512, beta_fast=8.0)
-    nameless = ropepatch.plan(str(write_checkpoint(tmp_path / "model", by_bytes=True)), to=128)
+    nameless = ropepatch.plan(
+        str(write_checkpoint(tmp_path / "model", by_bytes=True)), to=128
+    )
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for plan, folder, label, message in (
-        *((PLAN, extended, label, "two results would be called") for label in ("yarn", FLOOR)),
-        (PLAN, source.TINY, None, "does not have the frequencies of yarn to 512 tokens"),
+        *(
+            (PLAN, extended, label, "two results would be called")
+            for label in ("yarn", FLOOR)
+        ),
+        (
+            PLAN,
+            source.TINY,
+            None,
+            "does not have the frequencies of yarn to 512 tokens",
+        ),
         (other, extended, None, "does not have the frequencies of yarn to 512 tokens"),
         (PLAN, tmp_path / "absent", None, "no folder"),
         (PLAN, tmp_path / "adapter", None, "holds a PEFT adapter, not a model"),
@@ -171,7 +222,16 @@ def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypat
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", load)
     tasks = (SHORT, SHORT.model_copy(update={"windows": 2}))
-    assert len(list(measure_extension(SUITE.model_copy(update={"tasks": tasks}), PLAN, extended))) == 8
+    assert (
+        len(
+            list(
+                measure_extension(
+                    SUITE.model_copy(update={"tasks": tasks}), PLAN, extended
+                )
+            )
+        )
+        == 8
+    )
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
 
 
@@ -179,7 +239,9 @@ def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):
     """Stock transformers recomputes `dynamic` for every length."""
     made = ropepatch.plan("tiny", to=512, method="dynamic")
     folder = ropepatch.extend(made, tmp_path / "checkpoint").folder
-    suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})
+    suite = SUITE.model_copy(
+        update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)}
+    )
     (group,) = comparisons(list(measure_extension(suite, made, folder)))
     losses = {name: row.value for name, row in group.at("loss", length=512).items()}
     assert losses["fine-tuned"] == pytest.approx(losses["dynamic"], abs=1e-3)

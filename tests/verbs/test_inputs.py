@@ -12,10 +12,17 @@ from ropepatch.errors import RopepatchError
 from ropepatch.settings import listed
 from ropepatch.verbs.measured import candidates
 
-WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]
+WAYS = [
+    ("yarn,ntk", ["yarn", "ntk"]),
+    (["yarn", "ntk"], ["yarn", "ntk"]),
+    (" yarn ", ["yarn"]),
+    (64, [64]),
+]
 
 
-@pytest.mark.parametrize(("written", "read"), [*WAYS, ({"name": "yarn"}, [{"name": "yarn"}])])
+@pytest.mark.parametrize(
+    ("written", "read"), [*WAYS, ({"name": "yarn"}, [{"name": "yarn"}])]
+)
 def test_lists_may_be_comma_separated_text_or_a_single_value(written, read):
     assert listed(written) == read
 
@@ -43,7 +50,9 @@ def test_lengths_may_be_multiples_of_the_original_context_length(lengths, suites
 def test_the_command_line_accepts_the_lengths_that_python_accepts(suites, run_here):
     run_here("eval", "tiny", "--lengths", "2x,64")
     assert suites[0].tasks[0].lengths == (64, 512)
-    assert run_here("eval", "tiny", "--lengths", "2y").stderr.startswith("error: '2y' is not a length")
+    assert run_here("eval", "tiny", "--lengths", "2y").stderr.startswith(
+        "error: '2y' is not a length"
+    )
 
 
 @pytest.mark.parametrize("methods", ["linear,all", ["all"]])
@@ -55,7 +64,11 @@ def test_method_all_selects_every_candidate(methods, suites):
 @pytest.mark.parametrize(
     ("call", "message", "hint"),
     [
-        (lambda: ropepatch.plan("tiny", too="2x"), "yarn has no parameter 'too'", "did you mean to?"),
+        (
+            lambda: ropepatch.plan("tiny", too="2x"),
+            "yarn has no parameter 'too'",
+            "did you mean to?",
+        ),
         (
             lambda: ropepatch.extend("tiny", to="2x", metod="ntk"),
             "no parameter 'metod'",
@@ -63,7 +76,9 @@ def test_method_all_selects_every_candidate(methods, suites):
         ),
     ],
 )
-def test_the_error_of_an_unknown_argument_suggests_the_nearest_name(call, message, hint):
+def test_the_error_of_an_unknown_argument_suggests_the_nearest_name(
+    call, message, hint
+):
     with pytest.raises(RopepatchError, match=message) as caught:
         call()
     assert hint in caught.value.hint
@@ -72,7 +87,9 @@ def test_the_error_of_an_unknown_argument_suggests_the_nearest_name(call, messag
 def test_functions_on_loaded_models_accept_the_same_arguments_as_commands(tmp_path):
     model, tokenizer = ropepatch.load("tiny", device="cpu")
     answers = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)
-    assert answers == ropepatch.passkey(model, tokenizer, lengths=["128", 256], haystacks=1)
+    assert answers == ropepatch.passkey(
+        model, tokenizer, lengths=["128", 256], haystacks=1
+    )
     with pytest.raises(RopepatchError, match="'2y' is not a length"):
         ropepatch.passkey(model, tokenizer, lengths="2y")
     with ropepatch.patch(model, method="ntk", to="2x"):
@@ -90,7 +107,9 @@ def test_plot_draws_plans_and_folders_of_results(tmp_path):
 
 
 def test_errors_in_python_name_arguments_of_the_function():
-    with pytest.raises(RopepatchError, match="`windows` cannot be combined with `documents`"):
+    with pytest.raises(
+        RopepatchError, match="`windows` cannot be combined with `documents`"
+    ):
         ropepatch.evaluate("tiny", windows=1, documents=1)
 
 
@@ -125,37 +144,53 @@ def test_the_hint_of_a_plausible_wrong_call_states_the_right_one(call, message, 
     assert hint in (error.value.hint or "")
 
 
-@pytest.mark.parametrize("command", [["extend", ".", "--to", "256"], ["export", ".", "--fold-attention"]])
-def test_the_default_folder_of_the_working_folder_is_next_to_it(command, template, tmp_path, run_here):
+@pytest.mark.parametrize(
+    "command", [["extend", ".", "--to", "256"], ["export", ".", "--fold-attention"]]
+)
+def test_the_default_folder_of_the_working_folder_is_next_to_it(
+    command, template, tmp_path, run_here
+):
     shutil.copytree(template, tmp_path / "model")
     if command[0] == "export":
         ropepatch.extend(template, tmp_path / "scaled", to=256, reading=False)
         command[1] = "../scaled"
-    done = run_here(*command, cwd=tmp_path / ("model" if command[1] == "." else "scaled"))
+    done = run_here(
+        *command, cwd=tmp_path / ("model" if command[1] == "." else "scaled")
+    )
     assert done.returncode == 0, done.stderr
     written = "model-yarn-256" if command[1] == "." else "scaled-folded"
     assert (tmp_path / written / "config.json").is_file()
 
 
-def test_the_name_of_a_method_file_may_contain_a_comma(suites, tmp_path, run_here, monkeypatch):
+def test_the_name_of_a_method_file_may_contain_a_comma(
+    suites, tmp_path, run_here, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     plan = ropepatch.plan("tiny", to="2x", method="ntk-by-parts")
     write_scaling("a,b.json", plan.method, plan.config.rope, plan.target)
     ropepatch.evaluate("tiny", methods="a,b.json", to="2x")
-    run_here("eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x")
+    run_here(
+        "eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x"
+    )
     assert [[method.name for method in suite.methods] for suite in suites] == [
         ["a,b.json"],
         ["yarn", "ntk", "a,b.json"],
     ]
 
 
-@pytest.mark.parametrize("given", [{"keys": 2}, {"kinds": ["number"]}, {"nonsense": 1}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"keys": 2}, {"kinds": ["number"]}, {"nonsense": 1}], ids=str
+)
 def test_passkey_rejects_the_arguments_that_it_does_not_have(tiny, given):
-    with pytest.raises(RopepatchError, match=f"^unknown argument of passkey '{next(iter(given))}'"):
+    with pytest.raises(
+        RopepatchError, match=f"^unknown argument of passkey '{next(iter(given))}'"
+    ):
         ropepatch.passkey(*tiny, lengths=[128], **given)
 
 
 def test_no_windows_are_not_the_default_number_of_windows():
     for call in (ropepatch.evaluate, ropepatch.compare):
-        with pytest.raises(RopepatchError, match="windows must be greater than 0, got 0"):
+        with pytest.raises(
+            RopepatchError, match="windows must be greater than 0, got 0"
+        ):
             call("tiny", to="2x", windows=0)

@@ -12,7 +12,18 @@ import ropepatch
 from ropepatch.evaluation import measuring
 from ropepatch.training import fine_tuning
 
-EVAL = ["eval", "tiny", "--windows", "1", "--lengths", "64", "--method", "yarn", "--to", "512"]
+EVAL = [
+    "eval",
+    "tiny",
+    "--windows",
+    "1",
+    "--lengths",
+    "64",
+    "--method",
+    "yarn",
+    "--to",
+    "512",
+]
 TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
@@ -27,7 +38,13 @@ TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
             0,
             "out.run keeps step 0 of 6; the same command resumes from it",
         ),
-        ([*EVAL, "--out", "out"], measuring, "_measured", 0, "finished results are kept in out; the"),
+        (
+            [*EVAL, "--out", "out"],
+            measuring,
+            "_measured",
+            0,
+            "finished results are kept in out; the",
+        ),
         (EVAL, measuring, "_measured", 0, "nothing is kept; with --out DIR"),
     ],
     ids=["training", "eval with --out", "eval"],
@@ -47,7 +64,9 @@ def test_an_interrupted_command_prints_one_line_about_what_is_kept(
     write_recipe_and_suite(tmp_path)
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 128 + number_of_signal
-    printed = [text for text in done.stderr.splitlines() if text.startswith("interrupted: ")]
+    printed = [
+        text for text in done.stderr.splitlines() if text.startswith("interrupted: ")
+    ]
     assert len(printed) == 1
     assert line in printed[0]
 
@@ -102,15 +121,21 @@ main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_writing_exits_and_leaves_no_files(number, tmp_path):
-    done = run_python("-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path)
+    done = run_python(
+        "-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path
+    )
     assert done.returncode == 128 + number
-    assert done.stderr == "interrupted: nothing is kept; the same command starts again\n"
+    assert (
+        done.stderr == "interrupted: nothing is kept; the same command starts again\n"
+    )
     assert [*tmp_path.iterdir()] == []
 
 
 def test_nohup_keeps_a_command_running_when_the_terminal_closes(tmp_path):
     code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{WHILE_IT_WRITES}"
-    done = run_python("-c", code.format(number=int(signal.SIGHUP)), check=False, cwd=tmp_path)
+    done = run_python(
+        "-c", code.format(number=int(signal.SIGHUP)), check=False, cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "error: " in done.stderr
 
@@ -118,7 +143,11 @@ def test_nohup_keeps_a_command_running_when_the_terminal_closes(tmp_path):
 def test_an_interrupted_training_leaves_no_tracker_threads(tmp_path):
     recipe = small_recipe(trainer={"report_to": "tensorboard"})
     before = {*threading.enumerate()}
-    interrupted(ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1)
+    interrupted(
+        ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1
+    )
     for thread in {*threading.enumerate()} - before:
-        thread.join(30)  # the thread that feeds its queue ends shortly after the queue is closed
+        thread.join(
+            30
+        )  # the thread that feeds its queue ends shortly after the queue is closed
     assert {*threading.enumerate()} == before

@@ -21,13 +21,17 @@ def commands(tmp_path_factory) -> dict[str, Attack]:
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_leaves_no_partial_output_and_a_repeat_completes_it(name, commands, tmp_path: Path):
+def test_a_killed_command_leaves_no_partial_output_and_a_repeat_completes_it(
+    name, commands, tmp_path: Path
+):
     attack = commands[name]
     reference = reference_of(attack, tmp_path / "reference")
     last = [Kill(last_of(reference.events, event)) for event in LAST.get(name, ())]
     torn = Kill(None, reference.largest // 2)
     for number, kill in enumerate([torn, *last, *kills_of(reference, 2, name)]):
-        assert attempt(attack, tmp_path / f"killed-{number}", reference, kill) == [], kill
+        assert attempt(attack, tmp_path / f"killed-{number}", reference, kill) == [], (
+            kill
+        )
 
 
 def last_of(events: tuple[str, ...], event: str) -> int:

@@ -28,7 +28,9 @@ CELLS = [
 
 @pytest.mark.slow
 def test_a_notebook_shows_plans_tables_figures_and_hints(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    )
     client = nbclient.NotebookClient(
         notebook,
         timeout=300,
@@ -40,11 +42,19 @@ def test_a_notebook_shows_plans_tables_figures_and_hints(tmp_path):
     outputs = [cell.outputs for cell in notebook.cells]
     text = str(ropepatch.plan("tiny", to=1024))
     printed = [
-        "".join(out.text for out in cell if out.output_type == "stream" and out.name == "stdout")
+        "".join(
+            out.text
+            for out in cell
+            if out.output_type == "stream" and out.name == "stdout"
+        )
         for cell in outputs
     ]
     shown = [
-        [out.data for out in cell if out.output_type in ("display_data", "execute_result")]
+        [
+            out.data
+            for out in cell
+            if out.output_type in ("display_data", "execute_result")
+        ]
         for cell in outputs
     ]
     assert printed[:2] == [f"{len(text)} True\n", f"{text}\n"]
@@ -53,7 +63,9 @@ def test_a_notebook_shows_plans_tables_figures_and_hints(tmp_path):
     for cell in (3, 4, 5):
         assert "text/html" in shown[cell][-1]
         assert len(shown[cell][-1]["text/plain"]) < 300
-    if find_spec("ipywidgets") is None:  # no warning per measurement, no bar, no empty output
+    if (
+        find_spec("ipywidgets") is None
+    ):  # no warning per measurement, no bar, no empty output
         assert [len(shown[cell]) for cell in (3, 4, 5)] == [1, 1, 1]
     assert shown[6][-1]["image/png"]
     (error,) = outputs[7]

@@ -31,7 +31,9 @@ def shown(name, **names):
             body.append(last)
         exec(compile(ast.Module(body, []), name, "exec"), names)
         if isinstance(last, ast.Expr):
-            values.append(eval(compile(ast.Expression(last.value), name, "eval"), names))
+            values.append(
+                eval(compile(ast.Expression(last.value), name, "eval"), names)
+            )
     return values, names
 
 
@@ -43,13 +45,25 @@ def place(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
-def test_notebooks_link_to_colab_install_only_there_and_contain_no_outputs(notebook, monkeypatch):
-    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    at_colab = repository.replace("https://github.com", "https://colab.research.google.com/github")
+def test_notebooks_link_to_colab_install_only_there_and_contain_no_outputs(
+    notebook, monkeypatch
+):
+    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "urls"
+    ]["Repository"]
+    at_colab = repository.replace(
+        "https://github.com", "https://colab.research.google.com/github"
+    )
     title, install = cells_of(notebook, "markdown")[0], cells_of(notebook, "code")[0]
     assert f"({at_colab}/blob/main/{notebook.relative_to(ROOT)})" in title
-    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    cells = [
+        cell
+        for cell in json.loads(notebook.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    assert all(
+        cell["outputs"] == [] and cell["execution_count"] is None for cell in cells
+    )
     ran = []
     monkeypatch.setattr("subprocess.run", lambda line, **_: ran.append(line))
     exec(install, {})
@@ -78,7 +92,10 @@ def test_the_compare_notebook_ranks_methods_on_a_text():
     (_, choice, drawn, frame, remapped, best), names = shown("compare")
     assert frame.label.iloc[0] == choice.ranking.rows[0].label
     assert {row.label for row in choice.ranking.rows} == {"baseline", *names["methods"]}
-    assert {row.label for row in remapped.ranking.rows} == {"baseline", *names["remappings"]}
+    assert {row.label for row in remapped.ranking.rows} == {
+        "baseline",
+        *names["remappings"],
+    }
     assert "<table" in choice._repr_html_()
     assert best == choice.method
     assert drawn._repr_png_().startswith(PNG)
@@ -95,10 +112,14 @@ def test_the_train_notebook_trains_and_distils_a_model(place, monkeypatch, capsy
     distil = read_recipe("distil")
     short = {
         "tiny": small_recipe(),
-        "distil": distil.model_copy(update={"trainer": distil.trainer | {"max_steps": 2, "bf16": False}}),
+        "distil": distil.model_copy(
+            update={"trainer": distil.trainer | {"max_steps": 2, "bf16": False}}
+        ),
     }
     monkeypatch.setattr("ropepatch.verbs.train.read_recipe", short.get)
-    monkeypatch.setattr("ropepatch.verbs.evaluate.read_suite", lambda name: read_suite("suite.yaml"))
+    monkeypatch.setattr(
+        "ropepatch.verbs.evaluate.read_suite", lambda name: read_suite("suite.yaml")
+    )
     (results, losses, keys, distilled, checks), _ = shown("train")
     assert "yarn + training" in results._repr_html_()
     assert "distil" in distilled.record["training"]["recipe"]

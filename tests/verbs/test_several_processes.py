@@ -9,7 +9,9 @@ from ropepatch.evaluation.perplexity import LossReader
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask
 
-SUITE = Suite(methods=(Method(name="yarn"),), to=(512,), tasks=(PerplexityTask(windows=3),))
+SUITE = Suite(
+    methods=(Method(name="yarn"),), to=(512,), tasks=(PerplexityTask(windows=3),)
+)
 
 
 def call(rank, out):
@@ -17,14 +19,21 @@ def call(rank, out):
     read, calls = [], {}
     with pytest.MonkeyPatch.context() as patch:
         reads = LossReader.read
-        patch.setattr(LossReader, "read", lambda self, batch: read.extend(batch) or reads(self, batch))
+        patch.setattr(
+            LossReader,
+            "read",
+            lambda self, batch: read.extend(batch) or reads(self, batch),
+        )
         report = out / "measured.html"
         calls["evaluate"] = ropepatch.evaluate(
             "tiny", SUITE, device="cpu", out=out / "measured", report=report
         )
         written = ropepatch.extend("tiny", out / "tiny-512", to=512)
         calls["extension"] = ropepatch.evaluate(written, SUITE, device="cpu")
-    rows = {name: [(result.label, result.rows) for result in results] for name, results in calls.items()}
+    rows = {
+        name: [(result.label, result.rows) for result in results]
+        for name, results in calls.items()
+    }
     torch.save((rows, len(read)), out / f"{rank}.pt")
 
 
@@ -36,12 +45,17 @@ def test_two_processes_share_the_work_and_write_the_same_files_as_one(tmp_path):
     on_processes(2, call, tmp_path / "two")
     (rows, alone), *shared = (
         torch.load(file, weights_only=False)
-        for file in (tmp_path / "one" / "0.pt", *(tmp_path / "two" / f"{rank}.pt" for rank in (0, 1)))
+        for file in (
+            tmp_path / "one" / "0.pt",
+            *(tmp_path / "two" / f"{rank}.pt" for rank in (0, 1)),
+        )
     )
     assert [found for found, _ in shared] == [rows, rows]
     assert [count for _, count in shared] == [alone * 2 // 3, alone // 3] == [8, 4]
     left = [
-        sorted(file.relative_to(place) for file in place.rglob("*") if file.suffix != ".pt")
+        sorted(
+            file.relative_to(place) for file in place.rglob("*") if file.suffix != ".pt"
+        )
         for place in tmp_path.iterdir()
     ]
     assert left[0] == left[1]

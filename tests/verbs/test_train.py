@@ -11,7 +11,13 @@ import pytest
 import torch
 import yaml
 from hub_server import Hub, environment, serving, speak_to
-from run_recipes import history_of, record_of, small_recipe, write_recipe, write_recipe_and_suite
+from run_recipes import (
+    history_of,
+    record_of,
+    small_recipe,
+    write_recipe,
+    write_recipe_and_suite,
+)
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -54,10 +60,14 @@ def resumed(place):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ropepatch.train("tiny", place / "called", recipe=place / "six.yaml", say=until_the_fifth)
+        ropepatch.train(
+            "tiny", place / "called", recipe=place / "six.yaml", say=until_the_fifth
+        )
     assert not (place / "called").exists()
     lines.clear()
-    return ropepatch.train("tiny", place / "called", recipe=place / "six.yaml", say=lines.append), lines
+    return ropepatch.train(
+        "tiny", place / "called", recipe=place / "six.yaml", say=lines.append
+    ), lines
 
 
 def test_an_interrupted_call_resumes_from_its_last_checkpoint(resumed):
@@ -69,7 +79,9 @@ def test_an_interrupted_call_resumes_from_its_last_checkpoint(resumed):
 
 def test_a_repeated_call_reports_that_it_is_finished(resumed, place):
     lines = []
-    again = ropepatch.train("tiny", place / "called", recipe=place / "six.yaml", say=lines.append)
+    again = ropepatch.train(
+        "tiny", place / "called", recipe=place / "six.yaml", say=lines.append
+    )
     assert f"{again} is finished" in lines
     assert again.record == resumed[0].record
 
@@ -78,7 +90,10 @@ def test_an_extension_is_a_path_with_record_and_short_context_check(resumed, pla
     extension, _ = resumed
     assert os.fspath(extension) == str(extension) == str(place / "called")
     assert extension / "config.json" == place / "called" / "config.json"
-    assert AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings == 512
+    assert (
+        AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings
+        == 512
+    )
     plan = ropepatch.plan(extension, to=1024, method="linear")
     assert plan.config.rope.original_max_position_embeddings == 512
     assert extension.record == read_json(place / "called" / "ropepatch.json")
@@ -105,7 +120,9 @@ def test_the_folder_name_ends_with_the_full_recipe_name(tmp_path):
 def test_errors_from_the_config_are_raised_before_weights_are_downloaded(
     tmp_path, monkeypatch, how, missing, problem
 ):
-    monkeypatch.setattr(Checkpoint, "complete", lambda *_, **__: pytest.fail("downloaded"))
+    monkeypatch.setattr(
+        Checkpoint, "complete", lambda *_, **__: pytest.fail("downloaded")
+    )
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RopepatchError, match=problem):
@@ -114,14 +131,21 @@ def test_errors_from_the_config_are_raised_before_weights_are_downloaded(
 
 def test_a_plan_sets_target_and_method(tmp_path):
     plan = ropepatch.plan("tiny", to=512, method="ntk")
-    assert ropepatch.train(plan, recipe=small_recipe(), dry_run=True).folder.name == "tiny-ntk-512-recipe"
+    assert (
+        ropepatch.train(plan, recipe=small_recipe(), dry_run=True).folder.name
+        == "tiny-ntk-512-recipe"
+    )
     with pytest.raises(RopepatchError, match="a plan already sets target"):
         ropepatch.train(plan, recipe=small_recipe(), to=1024)
 
 
-def test_a_dry_run_rejects_a_missing_tokenizer_even_if_transformers_creates_one(tmp_path, run_here):
+def test_a_dry_run_rejects_a_missing_tokenizer_even_if_transformers_creates_one(
+    tmp_path, run_here
+):
     tiny_model("qwen3").save_pretrained(tmp_path / "src")
-    done = run_here("train", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path)
+    done = run_here(
+        "train", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path
+    )
     assert "no tokenizer in src" in done.stderr
     assert done.returncode == 2
 
@@ -138,19 +162,26 @@ def distil(**changes):
 
 
 @pytest.mark.slow
-def test_one_command_distils_a_stock_checkpoint_without_a_text(tmp_path, run_here, monkeypatch):
+def test_one_command_distils_a_stock_checkpoint_without_a_text(
+    tmp_path, run_here, monkeypatch
+):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(as_read(distil().to_dict())))
     line = ("train", "tiny", "--to", "512", "--recipe", "own.yaml")
     done = run_here(*line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "self-generated text: 11 documents, 2,816 tokens" in done.stderr  # at least the 2,731 asked for
+    assert (
+        "self-generated text: 11 documents, 2,816 tokens" in done.stderr
+    )  # at least the 2,731 asked for
     assert "step 2/2, evaluation: short-context loss" in done.stderr
     assert "warning" not in done.stderr
     folder = tmp_path / "tiny-yarn-512-own"
     record = record_of(folder)
     assert record["verified"]["logits"] == "equal"
-    assert record["training"]["recipe"]["distil"]["remapping"] == {"name": "rerope", "window": 192}
+    assert record["training"]["recipe"]["distil"]["remapping"] == {
+        "name": "rerope",
+        "window": 192,
+    }
     assert record["training"]["recipe"]["data"]["sources"] == [
         {"generated": "self", "weight": 1.0},
         {"generated": "questions", "weight": 0.5},
@@ -160,11 +191,19 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(tmp_path, run_her
     assert f"{folder} is finished" in run_here(*line, cwd=tmp_path).stderr
     card = teaching(records.read(folder).training)
     assert "`rerope`" in card
-    assert "Some sequences asked questions of the kinds `passkey`, `number`, `sentence`:" in card
+    assert (
+        "Some sequences asked questions of the kinds `passkey`, `number`, `sentence`:"
+        in card
+    )
     assert card in write_card(folder)[0].read_text()
     lines = []
     results = ropepatch.evaluate(folder, windows=1, lengths=[64], say=lines.append)
-    assert {result.label for result in results} == {"floor", "baseline", "yarn", "yarn + training"}
+    assert {result.label for result in results} == {
+        "floor",
+        "baseline",
+        "yarn",
+        "yarn + training",
+    }
     assert any("the training asked questions of the kinds" in line for line in lines)
 
 
@@ -188,15 +227,27 @@ def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
 ):
     monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
     monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
-    monkeypatch.setattr("ropepatch.training.forecast.HOUR", dict.fromkeys(("cpu", "cuda"), hour))
+    monkeypatch.setattr(
+        "ropepatch.training.forecast.HOUR", dict.fromkeys(("cpu", "cuda"), hour)
+    )
     lines = []
-    made = ropepatch.train("tiny", to="16x", recipe="distil", dry_run=True, say=lines.append)
+    made = ropepatch.train(
+        "tiny", to="16x", recipe="distil", dry_run=True, say=lines.append
+    )
     recipe = made.forecast.to_dict()["recipe"]
-    found = recipe["data"]["windows"], recipe["gradient_checkpointing"], recipe["positions"]["name"]
+    found = (
+        recipe["data"]["windows"],
+        recipe["gradient_checkpointing"],
+        recipe["positions"]["name"],
+    )
     assert found == ((rows[0],), *rows[1:])
     longer = rows[0] > 256
-    assert recipe["data"]["boundaries"] is not longer  # self-generated texts end within the original context
-    assert recipe["distil"]["remapping"] == ({"name": "rerope", "window": 192} if longer else "rerope")
+    assert (
+        recipe["data"]["boundaries"] is not longer
+    )  # self-generated texts end within the original context
+    assert recipe["distil"]["remapping"] == (
+        {"name": "rerope", "window": 192} if longer else "rerope"
+    )
     assert (reason or "(the target length)") in lines[0]
 
 
@@ -209,9 +260,16 @@ def changed(tmp_path, **config):
 
 
 def test_a_base_without_remapping_support_trains_within_its_original_context(tmp_path):
-    source = changed(tmp_path, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
+    source = changed(
+        tmp_path,
+        model_type="mistral",
+        architectures=["MistralForCausalLM"],
+        sliding_window=64,
+    )
     lines = []
-    made = ropepatch.train(source, to="4x", recipe="distil", dry_run=True, say=lines.append)
+    made = ropepatch.train(
+        source, to="4x", recipe="distil", dry_run=True, say=lines.append
+    )
     assert made.forecast.recipe.data.windows == (256,)
     assert (
         "sequences of 256 tokens at skipped positions: the base model does not support position remapping ("
@@ -219,7 +277,9 @@ def test_a_base_without_remapping_support_trains_within_its_original_context(tmp
     )
 
 
-@pytest.mark.parametrize(("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)])
+@pytest.mark.parametrize(
+    ("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)]
+)
 def test_the_learning_rate_decreases_with_the_hidden_size(hidden, rate, tmp_path):
     source = changed(tmp_path, hidden_size=hidden)
     made = ropepatch.train(source, to="4x", recipe="distil", dry_run=True, **quiet)
@@ -234,7 +294,9 @@ def test_a_given_text_replaces_the_texts_of_a_recipe(tmp_path):
         watch=small_recipe().watch.model_copy(update={"text": "gone"}),
     )
     for recipe, questions in (("distil", 1), (own, 0)):
-        ahead = ropepatch.train("tiny", to="4x", recipe=recipe, text=text, dry_run=True, **quiet)
+        ahead = ropepatch.train(
+            "tiny", to="4x", recipe=recipe, text=text, dry_run=True, **quiet
+        )
         sources = ahead.forecast.recipe.data.sources
         assert (sources[0].text, len(sources)) == (str(text), 1 + questions)
         assert not ahead.forecast.warnings
@@ -278,11 +340,17 @@ def done(place, hub):
 
     def run(*words):
         line = [sys.executable, "-m", "ropepatch", *words]
-        ended = subprocess.run(line, cwd=place, env=variables, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            line, cwd=place, env=variables, capture_output=True, text=True, check=False
+        )
         assert ended.returncode == 0, ended.stderr
         return ended
 
-    return run(*TRAIN), run("eval", "out", "--suite", "suite.yaml"), run("push", "out", REPO, "--json")
+    return (
+        run(*TRAIN),
+        run("eval", "out", "--suite", "suite.yaml"),
+        run("push", "out", REPO, "--json"),
+    )
 
 
 @pytest.mark.slow
@@ -301,7 +369,9 @@ def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, pla
         assert (place / "out" / file).read_bytes() == (resumed[0] / file).read_bytes()
     record, ours = record_of(place / "out"), record_of(place / "called")
     assert record.pop("command") == "ropepatch train tiny --recipe six.yaml --out out"
-    assert {"baseline", "yarn", "yarn + training"} <= record.pop("evaluation")["tasks"][0]["results"].keys()
+    assert {"baseline", "yarn", "yarn + training"} <= record.pop("evaluation")["tasks"][
+        0
+    ]["results"].keys()
     for written in (record, ours):
         del written["training"]["seconds"]
     assert record == ours
@@ -310,8 +380,17 @@ def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, pla
 @pytest.mark.slow
 def test_push_uploads_the_checkpoint_with_recipe_and_evaluation(done, hub, place):
     files = hub.files(REPO)
-    assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= files.keys()
-    assert {"training/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
+    assert {
+        "config.json",
+        "model.safetensors",
+        "ropepatch.json",
+        "README.md",
+    } <= files.keys()
+    assert {
+        "training/recipe.yaml",
+        "evaluation/perplexity.png",
+        "evaluation.html",
+    } <= files.keys()
     pushed = done[2]
     assert json.loads(pushed.stdout)["url"] == f"{hub.url}/{REPO}"
     assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
@@ -335,27 +414,39 @@ torch.save(logits, sys.argv[3])
 
 
 @pytest.mark.slow
-def test_stock_transformers_computes_the_evaluated_logits_from_the_hub(done, place, hub, tiny):
+def test_stock_transformers_computes_the_evaluated_logits_from_the_hub(
+    done, place, hub, tiny
+):
     documents = held_out_tales(tiny[1], length=512, count=2)
     torch.save([document.ids for document in documents], place / "ids.pt")
     speaking = environment(hub, place / "elsewhere", None)
     words = [sys.executable, "-c", STOCK, REPO, "ids.pt", "logits.pt"]
-    ended = subprocess.run(words, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        words, cwd=place, env=speaking, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     logits = torch.load(place / "logits.pt")
     written = AutoModelForCausalLM.from_pretrained(place / "out").eval()
     nats = []
     for document, row in zip(documents, logits, strict=True):
         with torch.inference_mode():
-            assert torch.equal(written(document.ids[None], use_cache=False).logits[0], row)
-        nats.append(torch.nn.functional.cross_entropy(row[:-1].double(), document.ids[1:]).item())
+            assert torch.equal(
+                written(document.ids[None], use_cache=False).logits[0], row
+            )
+        nats.append(
+            torch.nn.functional.cross_entropy(
+                row[:-1].double(), document.ids[1:]
+            ).item()
+        )
     (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-training.json")
     measured = read_result(file).row("loss", length=512).value
     assert sum(nats) / len(nats) == pytest.approx(measured, abs=1e-6)
 
 
 @pytest.mark.slow
-def test_a_failed_short_context_check_exits_with_1_and_is_not_pushed(done, place, hub, run_at, monkeypatch):
+def test_a_failed_short_context_check_exits_with_1_and_is_not_pushed(
+    done, place, hub, run_at, monkeypatch
+):
     speak_to(hub, monkeypatch, "hf_token")
     watch = small_recipe().watch.model_copy(update={"max_short_loss_increase": 0.0})
     write_recipe(place, small_recipe(watch=watch))  # the weights are the same
@@ -364,7 +455,10 @@ def test_a_failed_short_context_check_exits_with_1_and_is_not_pushed(done, place
     assert "warning: short-context loss" in failed.stderr
     assert "above the limit of 0.00%" in failed.stderr
     record = record_of(place / "out")
-    assert (record["training"]["short_context"]["most"], record["training"]["short_context"]["passed"]) == (
+    assert (
+        record["training"]["short_context"]["most"],
+        record["training"]["short_context"]["passed"],
+    ) == (
         0.0,
         False,
     )
@@ -376,11 +470,24 @@ def test_a_failed_short_context_check_exits_with_1_and_is_not_pushed(done, place
 
 
 @pytest.mark.parametrize(
-    ("words", "plan"), [((), (512, "yarn")), (("--to", "1k", "--method", "ntk"), (1024, "ntk"))]
+    ("words", "plan"),
+    [((), (512, "yarn")), (("--to", "1k", "--method", "ntk"), (1024, "ntk"))],
 )
-def test_command_line_options_override_the_recipe_in_a_dry_run(place, run_at, words, plan):
+def test_command_line_options_override_the_recipe_in_a_dry_run(
+    place, run_at, words, plan
+):
     before = sorted(place.iterdir())
-    done = run_at("train", "tiny", "--recipe", "six.yaml", "--out", "dry", *words, "--dry-run", "--json")
+    done = run_at(
+        "train",
+        "tiny",
+        "--recipe",
+        "six.yaml",
+        "--out",
+        "dry",
+        *words,
+        "--dry-run",
+        "--json",
+    )
     printed = json.loads(done.stdout)
     assert (printed["target"], printed["method"]) == plan
     assert sorted(place.iterdir()) == before
@@ -395,18 +502,29 @@ def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, re
     }
     assert made["precision"] == {"dtype": "float32"}
     (place / "flash.yaml").write_text(
-        (place / "six.yaml").read_text().replace("attention: sdpa", "attention: flash_attention_2")
+        (place / "six.yaml")
+        .read_text()
+        .replace("attention: sdpa", "attention: flash_attention_2")
     )
-    rejected = run_at("train", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run")
+    rejected = run_at(
+        "train", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run"
+    )
     assert rejected.returncode == 2
     assert "\ntraining: 6 steps, " in rejected.stdout
-    assert rejected.stderr.startswith("error: transformers cannot use flash_attention_2")
+    assert rejected.stderr.startswith(
+        "error: transformers cannot use flash_attention_2"
+    )
 
 
 def test_an_adapter_writes_no_fingerprint(tmp_path, run_here):
     write_recipe(tmp_path, small_recipe(save="adapter"))
-    done = run_here("train", "tiny", "--recipe", "six.yaml", "--reading", "--dry-run", cwd=tmp_path)
-    assert (done.returncode, "--reading: save: adapter writes no checkpoint" in done.stderr) == (2, True)
+    done = run_here(
+        "train", "tiny", "--recipe", "six.yaml", "--reading", "--dry-run", cwd=tmp_path
+    )
+    assert (
+        done.returncode,
+        "--reading: save: adapter writes no checkpoint" in done.stderr,
+    ) == (2, True)
 
 
 def test_a_gguf_file_is_not_trained(tmp_path, run_here):

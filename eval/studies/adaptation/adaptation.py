@@ -73,12 +73,16 @@ def measure(case: Row, given: Namespace) -> Row:
     model, tokenizer = checkpoint("tiny", 8).loaded
     if run == FLOOR:
         tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
-        return {"nats": by_span(LossCurve(tuple(-tale.log_probs()[1:] for tale in tales)))}
+        return {
+            "nats": by_span(LossCurve(tuple(-tale.log_probs()[1:] for tale in tales)))
+        }
     if run in UNTRAINED:
         with ropepatch.patch(model, UNTRAINED[run], to=TARGET):
             return results_of(model, tokenizer)
     if run == BABYLLAMA:
-        folder, row = train(run, stories(), checkpoint("babyllama-361", 8).place, "yarn", given.work)
+        folder, row = train(
+            run, stories(), checkpoint("babyllama-361", 8).place, "yarn", given.work
+        )
         return row | results_on_stories(folder)
     folder, row = train(run, recipe_of(RUNS[run]), "tiny", RUNS[run].method, given.work)
     return row | results_of(*ropepatch.load(folder, device="cpu"))
@@ -88,30 +92,50 @@ def recipe_of(run: Run) -> Recipe:
     """The recipe of a run."""
     recipe = read_recipe("tiny")
     steps = round(recipe.max_steps * run.share_of_steps)
-    data = recipe.data.model_copy(update={"windows": run.windows or recipe.data.windows})
-    return recipe.model_copy(update={"data": data, "trainer": {**recipe.trainer, "max_steps": steps}})
+    data = recipe.data.model_copy(
+        update={"windows": run.windows or recipe.data.windows}
+    )
+    return recipe.model_copy(
+        update={"data": data, "trainer": {**recipe.trainer, "max_steps": steps}}
+    )
 
 
 def stories() -> Recipe:
     """The recipe of babyllama-361, on the joined stories of its own training."""
     sources = (Texts(text=str(STORIES)),)
-    data = Data(sources=sources, windows=("1x", "8x"), tokens_per_batch="2k", boundaries=False)
+    data = Data(
+        sources=sources, windows=("1x", "8x"), tokens_per_batch="2k", boundaries=False
+    )
     watch = Watch(every=100, windows=16, passkey_trials=0)
     return read_recipe("tiny").model_copy(update={"data": data, "watch": watch})
 
 
-def train(name: str, recipe: Recipe, model: Any, method: str, work: Path) -> tuple[Path, Row]:
+def train(
+    name: str, recipe: Recipe, model: Any, method: str, work: Path
+) -> tuple[Path, Row]:
     """Train a run, and return its folder and its history."""
     out = work / name.replace(", ", "-").replace(" ", "-")
     plan = ropepatch.plan(model, to=TARGET, method=method)
-    folder = ropepatch.train(plan, out, recipe=recipe, reading=False, say=log_line).folder
-    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["training"]
-    history = json.loads((folder / "training" / "history.json").read_text(encoding="utf-8"))
+    folder = ropepatch.train(
+        plan, out, recipe=recipe, reading=False, say=log_line
+    ).folder
+    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))[
+        "training"
+    ]
+    history = json.loads(
+        (folder / "training" / "history.json").read_text(encoding="utf-8")
+    )
     keys = ("step", "short_loss", "target_loss", "target_passkey")
-    return folder, {key: record[key] for key in ("steps", "tokens", "short_context")} | {
+    return folder, {
+        key: record[key] for key in ("steps", "tokens", "short_context")
+    } | {
         "method": method,
         "windows": list(recipe.data.windows),
-        "history": [{key: row[key] for key in keys if key in row} for row in history if "short_loss" in row],
+        "history": [
+            {key: row[key] for key in keys if key in row}
+            for row in history
+            if "short_loss" in row
+        ],
     }
 
 
@@ -121,18 +145,29 @@ def results_of(model: Any, tokenizer: Any) -> Row:
     answers = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, haystacks=HAYSTACKS)
     found = {length: answers.found(length).clusters for length in LENGTHS}
     return {
-        "nats": by_span(ropepatch.perplexity(model, None, [tale.ids for tale in tales])),
-        "keys": {str(n): [sum(int(one) for one, _ in each), len(each)] for n, each in found.items()},
+        "nats": by_span(
+            ropepatch.perplexity(model, None, [tale.ids for tale in tales])
+        ),
+        "keys": {
+            str(n): [sum(int(one) for one, _ in each), len(each)]
+            for n, each in found.items()
+        },
     }
 
 
 def results_on_stories(folder: Path) -> Row:
     """The losses of babyllama-361 unscaled, training-free and fine-tuned, on the same held-out stories."""
     base, tokenizer = checkpoint("babyllama-361", 8).loaded
-    pieces = cut_windows(tokenizer, stream_documents(STORIES), length=TARGET, count=None)[:16]
+    pieces = cut_windows(
+        tokenizer, stream_documents(STORIES), length=TARGET, count=None
+    )[:16]
     held_out = [torch.tensor(piece) for _, piece in pieces]
     # The text of the far positions, in sequences of the original length of the base model.
-    same = [ids[begin : begin + TRAINED] for ids in held_out for begin in range(1024, TARGET, TRAINED)]
+    same = [
+        ids[begin : begin + TRAINED]
+        for ids in held_out
+        for begin in range(1024, TARGET, TRAINED)
+    ]
     losses = partial(ropepatch.perplexity, base, None)
     within = {
         "0 to 256": losses([ids[:TRAINED] for ids in held_out]).at(TRAINED).value,
@@ -140,16 +175,32 @@ def results_on_stories(folder: Path) -> Row:
     }
     with ropepatch.patch(base, "yarn", to=TARGET):
         free = by_span(losses(held_out))
-    after = ropepatch.perplexity(ropepatch.load(folder, device="cpu")[0], None, held_out)
-    return {"pieces": len(held_out), "base": within, "training-free": free, "adapted": by_span(after)}
+    after = ropepatch.perplexity(
+        ropepatch.load(folder, device="cpu")[0], None, held_out
+    )
+    return {
+        "pieces": len(held_out),
+        "base": within,
+        "training-free": free,
+        "adapted": by_span(after),
+    }
 
 
 def by_span(curve: LossCurve) -> dict[str, float]:
     """The nats per token by range of positions."""
-    return {f"{begin} to {end}": curve.between(begin, end).value for begin, end in SPANS}
+    return {
+        f"{begin} to {end}": curve.between(begin, end).value for begin, end in SPANS
+    }
 
 
-STUDY = Study(name="adaptation", about=__doc__, cases=cases, measure=measure, inputs=inputs, work=True)
+STUDY = Study(
+    name="adaptation",
+    about=__doc__,
+    cases=cases,
+    measure=measure,
+    inputs=inputs,
+    work=True,
+)
 
 if __name__ == "__main__":
     STUDY.main()

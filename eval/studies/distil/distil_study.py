@@ -27,11 +27,25 @@ from ropepatch.training.supply import SELF_READ
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import FLOOR, Checkpoint, Row, Study, adapted, averaged, by, counted, excess, signed
+from study import (
+    FLOOR,
+    Checkpoint,
+    Row,
+    Study,
+    adapted,
+    averaged,
+    by,
+    counted,
+    excess,
+    signed,
+)
 
 BASE, TEACHER, YARN, DISTIL = "base", "teacher", "yarn", "distil"
 KEYS = 100  # prompts with one passkey each
-FIRST, TALES = 72, 72  # the first of the held-out stories after those of the trials, and their number
+FIRST, TALES = (
+    72,
+    72,
+)  # the first of the held-out stories after those of the trials, and their number
 SEEDS = 3
 
 
@@ -41,18 +55,30 @@ class Untried(Checkpoint):
     @property
     def tales(self) -> list[Tale]:
         """Held-out stories after those of the trials."""
-        return held_out_tales(self.loaded[1], length=self.target, count=FIRST + self.windows)[FIRST:]
+        return held_out_tales(
+            self.loaded[1], length=self.target, count=FIRST + self.windows
+        )[FIRST:]
 
 
 def cases(given: Namespace) -> Iterator[Row]:
     """The references and the trainings at both factors."""
     for factor in (4, 8):
-        case = Untried("tiny", factor).named | {"first": FIRST, "windows": TALES, "text": "tales"}
+        case = Untried("tiny", factor).named | {
+            "first": FIRST,
+            "windows": TALES,
+            "text": "tales",
+        }
         yield case | {"of": FLOOR}
         for of in (BASE, TEACHER, YARN):
             yield case | {"of": of, "keys": KEYS}
         for seed in range(SEEDS):
-            yield case | {"of": DISTIL, "questions": True, "reads": SELF_READ, "seed": seed, "keys": KEYS}
+            yield case | {
+                "of": DISTIL,
+                "questions": True,
+                "reads": SELF_READ,
+                "seed": seed,
+                "keys": KEYS,
+            }
 
 
 def measure(case: Row, given: Namespace) -> Row:
@@ -61,12 +87,20 @@ def measure(case: Row, given: Namespace) -> Row:
     if of == FLOOR:
         return place.floor()
     if of == DISTIL:
-        recipe, _ = sized(read_recipe("distil"), Source.find(place.place, weights=True), place.target)
+        recipe, _ = sized(
+            read_recipe("distil"), Source.find(place.place, weights=True), place.target
+        )
         recipe = recipe.model_copy(update={"seed": case["seed"]})
         plan = ropepatch.plan(place.place, to=place.target)
-        with tempfile.TemporaryDirectory() as work, adapted(plan, recipe, Path(work, "out")) as trained:
+        with (
+            tempfile.TemporaryDirectory() as work,
+            adapted(plan, recipe, Path(work, "out")) as trained,
+        ):
             model, record = trained
-            kept = {key: record.get(key) for key in ("short_context", "steps", "tokens", "seconds")}
+            kept = {
+                key: record.get(key)
+                for key in ("short_context", "steps", "tokens", "seconds")
+            }
             return kept | place.losses(model) | place.keys(model, KEYS, seed=2)
     method, options = (YARN if of == YARN else "none"), {}
     if of == TEACHER:
@@ -98,7 +132,13 @@ def distil_table(rows: list[Row]) -> str:
     for (factor,), here in by(rows, "factor").items():
         of = {row["of"]: row for row in here}
         students = [row for row in here if row["of"] == DISTIL]
-        groups = [("`distil`, mean of three seeds", averaged(students, "all", "short"), students)]
+        groups = [
+            (
+                "`distil`, mean of three seeds",
+                averaged(students, "all", "short"),
+                students,
+            )
+        ]
         groups += [(title, of[key], [of[key]]) for key, title in TITLES.items()]
         for title, row, seeds in groups:
             lines.append(
@@ -108,7 +148,9 @@ def distil_table(rows: list[Row]) -> str:
                     f"{Mean.of(row['all']).value:.4f}",
                     remaining(row, of[FLOOR], of[YARN]),
                     signed(excess(row, of[BASE], "short")),
-                    "; ".join(counted(Mean.of(one["found"], share=True)) for one in seeds),
+                    "; ".join(
+                        counted(Mean.of(one["found"], share=True)) for one in seeds
+                    ),
                 )
             )
     return markdown_rows(HEAD, lines)

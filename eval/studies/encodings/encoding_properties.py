@@ -23,7 +23,12 @@ from torch import Tensor, nn
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.attention import attend
-from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
+from ropepatch.encodings.encoding import (
+    AttentionInputs,
+    Encoding,
+    EncodingModule,
+    ModelShape,
+)
 from ropepatch.encodings.rotary import NoPE
 from ropepatch.errors import RopepatchError
 from ropepatch.report.printers import markdown_rows
@@ -35,7 +40,9 @@ SHAPE = ModelShape(
     key_value_heads=4,
     head_dim=16,
     hidden_size=64,
-    rope=Rope(16, 10000.0, 128),  # more positions than channels, or every table would be linear
+    rope=Rope(
+        16, 10000.0, 128
+    ),  # more positions than channels, or every table would be linear
     initializer_range=1.0,
 )
 
@@ -56,7 +63,11 @@ class IdentityModel:
 
     @classmethod
     def of(
-        cls, kind: type[Encoding], length: int = SHAPE.window, shape: ModelShape = SHAPE, seed: int = 0
+        cls,
+        kind: type[Encoding],
+        length: int = SHAPE.window,
+        shape: ModelShape = SHAPE,
+        seed: int = 0,
     ) -> IdentityModel:
         """An encoding with its default parameters, and with the length of the text if required."""
         encoding = kind(**dict.fromkeys(kind.required(), length))
@@ -74,13 +85,20 @@ class IdentityModel:
         """The layers that may differ."""
         return range(1 if self.absolute else self.shape.layers)
 
-    def attended(self, layer: int, query: Tensor, key: Tensor, places: Places) -> AttentionInputs:
+    def attended(
+        self, layer: int, query: Tensor, key: Tensor, places: Places
+    ) -> AttentionInputs:
         """The inputs of attention for contents [B, H, Q or 1, D] and [B, H, T or 1, D] at these places."""
         query = query.expand(-1, -1, places.queries.shape[1], -1)
         key = key.expand(-1, -1, places.keys.shape[1], -1)
         if self.absolute:
-            query, key = query + self._vectors(places.queries), key + self._vectors(places.keys)
-        inputs = AttentionInputs(query, key, key, *places, layer, self.shape.head_dim**-0.5)
+            query, key = (
+                query + self._vectors(places.queries),
+                key + self._vectors(places.keys),
+            )
+        inputs = AttentionInputs(
+            query, key, key, *places, layer, self.shape.head_dim**-0.5
+        )
         encoded: AttentionInputs = inputs if self.absolute else self.module(inputs)
         return encoded
 
@@ -101,9 +119,13 @@ class IdentityModel:
     def mean_scores(self, queries: int, tokens: int) -> Tensor:
         """The mean score of a token with itself by distance, over contents, heads and layers: [T]."""
         basis = math.sqrt(self.shape.head_dim) * torch.eye(self.shape.head_dim)
-        content = torch.cat((basis, -basis))[:, None, None].expand(-1, self.shape.heads, -1, -1)
+        content = torch.cat((basis, -basis))[:, None, None].expand(
+            -1, self.shape.heads, -1, -1
+        )
         positions = torch.arange(tokens)[None]
-        scores = self.scores(content, content, Places(positions[:, -queries:], positions))
+        scores = self.scores(
+            content, content, Places(positions[:, -queries:], positions)
+        )
         return by_distance(scores.mean((0, 1, 2)), torch.nan).nanmean(0)
 
     def carried(self, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,9 +134,13 @@ class IdentityModel:
         Hidden states [1, B, 1, L, C] of an absolute encoding, otherwise keys [layers, B, H, L, E].
         """
         places = text(self.shape.window)
-        carried = torch.stack([self.attended(layer, key, key, places).key for layer in self.layers])
+        carried = torch.stack(
+            [self.attended(layer, key, key, places).key for layer in self.layers]
+        )
         if self.absolute:
-            carried, key = (x.transpose(-3, -2).flatten(-2).unsqueeze(-3) for x in (carried, key))
+            carried, key = (
+                x.transpose(-3, -2).flatten(-2).unsqueeze(-3) for x in (carried, key)
+            )
         return carried, key.norm(dim=-1)
 
     def outputs(self, content: Tensor, mask: Tensor | None) -> Tensor:
@@ -123,7 +149,9 @@ class IdentityModel:
         if self.absolute:
             content = content + self._vectors(text(content.shape[2]).keys)
             module = EncodingModule(NoPE(), self.shape)
-        return torch.stack([_attention(module, layer, content, mask) for layer in self.layers])
+        return torch.stack(
+            [_attention(module, layer, content, mask) for layer in self.layers]
+        )
 
     def _vectors(self, positions: Tensor) -> Tensor:
         """sqrt(C) times the vectors of positions [B, T], split into heads: [B, H, T, D]."""
@@ -139,7 +167,9 @@ def text(tokens: int) -> Places:
 
 def contents(seed: int, shape: ModelShape = SHAPE) -> Tensor:
     """D orthogonal contents of norm sqrt(D), the same in all heads: [D, H, 1, D]."""
-    drawn = torch.randn(shape.head_dim, shape.head_dim, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randn(
+        shape.head_dim, shape.head_dim, generator=torch.Generator().manual_seed(seed)
+    )
     orthogonal: Tensor = torch.linalg.qr(drawn).Q * math.sqrt(shape.head_dim)
     return orthogonal[:, None, None].expand(-1, shape.heads, -1, -1)
 
@@ -148,14 +178,20 @@ def by_distance(scores: Tensor, nothing: float) -> Tensor:
     """The scores [..., Q, T] of the last queries with the keys 0, 1, ... T - 1 tokens before them."""
     queries, tokens = scores.shape[-2:]
     columns = torch.arange(tokens - queries, tokens)[:, None] - torch.arange(tokens)
-    return scores.gather(-1, columns.clamp(min=0).expand_as(scores)).masked_fill(columns < 0, nothing)
+    return scores.gather(-1, columns.clamp(min=0).expand_as(scores)).masked_fill(
+        columns < 0, nothing
+    )
 
 
-def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor | None) -> Tensor:
+def _attention(
+    module: EncodingModule, layer: int, content: Tensor, mask: Tensor | None
+) -> Tensor:
     """The attention of a swapped model, computed from explicit scores: [B, T, H, D]."""
     attention: Any = nn.Module()
     attention.layer_idx = layer
-    attention.__dict__[POSITIONS_SLOT] = SimpleNamespace(encoded=module, wants_weights=True)
+    attention.__dict__[POSITIONS_SLOT] = SimpleNamespace(
+        encoded=module, wants_weights=True
+    )
     output, _ = attend(attention, content, content, content, mask)
     return output
 
@@ -165,7 +201,12 @@ def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor
 TOLERANCE = 1e-4  # relative; float32 is a hundred times as exact
 FEW = 4  # contents whose scores are compared
 SHIFTS = (1, 5, 16)  # k, in tokens
-NEAR = (0, 4, 16, 64)  # the edges of the ranges of distances whose mean scores are compared
+NEAR = (
+    0,
+    4,
+    16,
+    64,
+)  # the edges of the ranges of distances whose mean scores are compared
 STEADY = 0.1  # the least fall from a range to the next, as a share of the whole
 REACH = 16  # times L, the longest text
 GRID = (8, 16)  # rows and columns
@@ -211,13 +252,25 @@ def properties_of(kind: type[Encoding]) -> dict[str, Property]:
     carried, plain = model.carried(contents(2))
     moves = not _equal(carried - carried[..., :1, :], carried).holds
     vectors = model.module(text(window).keys) if model.absolute else None
-    reach, fall, difference = _reach(kind, query, key), _fall(model), _difference(model, causal=False)
+    reach, fall, difference = (
+        _reach(kind, query, key),
+        _fall(model),
+        _difference(model, causal=False),
+    )
     return {
         "unique": _apart(scores[..., -1, :]),
-        "length_free": _equal(scores[..., : window // 2, : window // 2] - shorter, scores),
-        "linear": _linear(carried if vectors is None else vectors[:, None, None]) if moves else Property(),
-        "norm_kept": _equal(carried.norm(dim=-1) - plain, plain) if moves else Property(),
-        "products": Property() if vectors is None else _shift_free(vectors @ vectors.mT),
+        "length_free": _equal(
+            scores[..., : window // 2, : window // 2] - shorter, scores
+        ),
+        "linear": _linear(carried if vectors is None else vectors[:, None, None])
+        if moves
+        else Property(),
+        "norm_kept": _equal(carried.norm(dim=-1) - plain, plain)
+        if moves
+        else Property(),
+        "products": Property()
+        if vectors is None
+        else _shift_free(vectors @ vectors.mT),
         "relative": _shift_free(scores),
         "decays": Property(fall > STEADY, fall),
         "beyond": Property(reach == REACH, reach),
@@ -228,7 +281,9 @@ def properties_of(kind: type[Encoding]) -> dict[str, Property]:
 
 def parameters_of(kind: type[Encoding]) -> int:
     """The number of trained parameters of an encoding in a model of `SHAPE`."""
-    return sum(parameter.numel() for parameter in IdentityModel.of(kind).module.parameters())
+    return sum(
+        parameter.numel() for parameter in IdentityModel.of(kind).module.parameters()
+    )
 
 
 @torch.no_grad()
@@ -259,7 +314,10 @@ def _apart(scores: Tensor) -> Property:
 
 def _shift_free(matrix: Tensor) -> Property:
     """Whether [..., T, T] has one value on each diagonal, from the main one down."""
-    greatest, least = by_distance(matrix, -torch.inf).amax(-2), by_distance(matrix, torch.inf).amin(-2)
+    greatest, least = (
+        by_distance(matrix, -torch.inf).amax(-2),
+        by_distance(matrix, torch.inf).amin(-2),
+    )
     return _equal(greatest - least, matrix)
 
 
@@ -268,7 +326,10 @@ def _linear(carried: Tensor) -> Property:
     rows = carried.transpose(1, 2).double()
     worst = 0.0
     for shift in SHIFTS:
-        before, after = rows[..., :-shift, :].flatten(2, 3), rows[..., shift:, :].flatten(2, 3)
+        before, after = (
+            rows[..., :-shift, :].flatten(2, 3),
+            rows[..., shift:, :].flatten(2, 3),
+        )
         matrix = torch.linalg.lstsq(before, after, driver="gelsd").solution
         worst = max(worst, float((before @ matrix - after).norm() / after.norm()))
     return Property(worst <= TOLERANCE, worst)
@@ -279,7 +340,11 @@ def _fall(model: IdentityModel) -> float:
     means = model.mean_scores(SHAPE.window // 2, SHAPE.window)
     stretches = torch.stack([means[start:end].mean() for start, end in pairwise(NEAR)])
     change = stretches.max() - stretches.min()
-    return float(-stretches.diff().max() / change) if _share(change, means) > TOLERANCE else 0.0
+    return (
+        float(-stretches.diff().max() / change)
+        if _share(change, means) > TOLERANCE
+        else 0.0
+    )
 
 
 def _reach(kind: type[Encoding], query: Tensor, key: Tensor) -> int:
@@ -288,7 +353,11 @@ def _reach(kind: type[Encoding], query: Tensor, key: Tensor) -> int:
         positions = torch.arange(windows * SHAPE.window)[None]
         try:
             model = IdentityModel.of(kind, positions.numel())
-            if model.scores(query, key, Places(positions[:, -1:], positions)).isfinite().all():
+            if (
+                model.scores(query, key, Places(positions[:, -1:], positions))
+                .isfinite()
+                .all()
+            ):
                 return windows
         except RopepatchError:
             pass  # not defined at this length
@@ -315,7 +384,9 @@ def _difference(model: IdentityModel, *, causal: bool) -> float:
     draw = torch.Generator().manual_seed(7)
     tokens = SHAPE.window // 2
     words = torch.randint(WORDS, (tokens,), generator=draw)
-    content = torch.randn(WORDS, SHAPE.heads, SHAPE.head_dim, generator=draw)[words].transpose(0, 1)[None]
+    content = torch.randn(WORDS, SHAPE.heads, SHAPE.head_dim, generator=draw)[
+        words
+    ].transpose(0, 1)[None]
     mask = None if causal else torch.ones(1, 1, tokens, tokens, dtype=torch.bool)
     outputs = model.outputs(content, mask)[:, 0].flatten(2)  # [layers, T, C]
     same = (words[:, None] == words)[..., None]

@@ -32,16 +32,45 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import WORDS
-from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
+from ropepatch.probing.mistakes import (
+    DOUBLED,
+    FACTORLESS,
+    MISREAD,
+    TWICE,
+    UNSCALED,
+    ropes,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 from study import Item, Row, Study, by, table
 
 RISING = [1.0 + 0.2 * pair for pair in range(16)]
-METHODS: dict[str, dict[str, Any]] = {  # those with a static RoPE type, with parameters for tiny
-    **{name: {} for name in ("linear", "ntk", "ntk-by-parts", "yarn", "llama3", "ntk-fixed", "ntk-mixed")},
-    **{name: {} for name in ("giraffe-power", "giraffe-truncated", "p-rope", "resonance", "cope")},
+METHODS: dict[
+    str, dict[str, Any]
+] = {  # those with a static RoPE type, with parameters for tiny
+    **{
+        name: {}
+        for name in (
+            "linear",
+            "ntk",
+            "ntk-by-parts",
+            "yarn",
+            "llama3",
+            "ntk-fixed",
+            "ntk-mixed",
+        )
+    },
+    **{
+        name: {}
+        for name in (
+            "giraffe-power",
+            "giraffe-truncated",
+            "p-rope",
+            "resonance",
+            "cope",
+        )
+    },
     "longrope": {"long_factor": RISING},
     "abf": {"rope_theta": 80_000.0},
     "custom": {"divisors": RISING, "attention_factor": 1.1},
@@ -74,9 +103,15 @@ def checkpoint_of(case: str, kind: str, work: Path) -> Path:
         record = records.read(checkpoint_of(case, RIGHT, work))
         wrong = ropes(record)[kind]
         divisors = (torch.tensor(record.inv_freq_before) / wrong.inv_freq).tolist()
-        how = {"method": "custom", "divisors": divisors, "attention_factor": wrong.attention_factor}
+        how = {
+            "method": "custom",
+            "divisors": divisors,
+            "attention_factor": wrong.attention_factor,
+        }
     reading = kind == RIGHT
-    return ropepatch.extend("tiny", folder, to="4x", reading=reading, say=lambda line: None, **how).folder
+    return ropepatch.extend(
+        "tiny", folder, to="4x", reading=reading, say=lambda line: None, **how
+    ).folder
 
 
 def command_for(command: str, engine: str, folder: Path) -> str:
@@ -85,7 +120,13 @@ def command_for(command: str, engine: str, folder: Path) -> str:
     switches = " ".join(supported[engine].switches) if engine in supported else ""
     gguf = folder.with_suffix(".gguf")
     if "{gguf}" in command and not gguf.exists():
-        words = [sys.executable, os.environ["CONVERTER"], str(folder), "--outfile", str(gguf)]
+        words = [
+            sys.executable,
+            os.environ["CONVERTER"],
+            str(folder),
+            "--outfile",
+            str(gguf),
+        ]
         subprocess.run(words, check=True)
     return command.format(folder=folder, gguf=gguf, port="{port}", switches=switches)
 
@@ -137,7 +178,9 @@ def measure(case: Row, given: Namespace) -> Row:
     try:
         command = command_for(given.server, case["engine"], folder)
         with served_by(command, folder.with_suffix(".log")) as address:
-            found = once_started(partial(ropepatch.probe, address, right)).judgement.to_dict()
+            found = once_started(
+                partial(ropepatch.probe, address, right)
+            ).judgement.to_dict()
     except RopepatchError as error:
         return {"verdict": None, "why": str(error)}
     del found["divergences"]
@@ -145,12 +188,23 @@ def measure(case: Row, given: Namespace) -> Row:
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("engine", help="as in `ropepatch plan`: vLLM, llama.cpp, mlx-lm")
+    parser.add_argument(
+        "engine", help="as in `ropepatch plan`: vLLM, llama.cpp, mlx-lm"
+    )
     parser.add_argument("version")
-    parser.add_argument("server", help="starts the server, with {folder} or {gguf}, {port}, {switches}")
+    parser.add_argument(
+        "server", help="starts the server, with {folder} or {gguf}, {port}, {switches}"
+    )
 
 
-STUDY = Study(name="engines", about=__doc__, cases=cases, measure=measure, options=add_options, work=True)
+STUDY = Study(
+    name="engines",
+    about=__doc__,
+    cases=cases,
+    measure=measure,
+    options=add_options,
+    work=True,
+)
 
 
 # The tables, for docs/tables.py
@@ -164,12 +218,18 @@ def probed_table(rows: list[Row]) -> str:
         def verdict(case: tuple[str]) -> str:
             own = [row for row in engines[engine] if (row["case"],) == case]
             right = [verdict_of(row) for row in own if row["served"] == RIGHT]
-            wrong = [row["verdict"] == row["served"] for row in own if row["served"] != RIGHT]
-            return f"{right[0]}; {sum(wrong)} of {len(wrong)}" if right else "not probed"
+            wrong = [
+                row["verdict"] == row["served"] for row in own if row["served"] != RIGHT
+            ]
+            return (
+                f"{right[0]}; {sum(wrong)} of {len(wrong)}" if right else "not probed"
+            )
 
         return verdict
 
-    columns = {"saved as": lambda case: case[0]} | {" ".join(engine): cell(engine) for engine in engines}
+    columns = {"saved as": lambda case: case[0]} | {
+        " ".join(engine): cell(engine) for engine in engines
+    }
     return table(by(rows, "case"), columns)
 
 

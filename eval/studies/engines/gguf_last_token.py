@@ -21,7 +21,9 @@ def main(file: str, asked: Path, out: Path) -> None:
     llama.llama_backend_init()
     given = json.loads(asked.read_text())
     ids, positions = given["ids"], given["positions"]
-    model = llama.llama_model_load_from_file(file.encode(), llama.llama_model_default_params())
+    model = llama.llama_model_load_from_file(
+        file.encode(), llama.llama_model_default_params()
+    )
     assert model != ffi.NULL, f"llama.cpp does not load {file}"
     how = llama.llama_context_default_params()
     how.n_ctx, how.n_batch, how.n_ubatch, how.n_seq_max = 512, 128, 128, len(ids)
@@ -33,8 +35,15 @@ def main(file: str, asked: Path, out: Path) -> None:
     def decode(tokens: list[int], places: list[int], sequences: list[int]) -> None:
         batch = llama.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
-        for i, (token, place, sequence) in enumerate(zip(tokens, places, sequences, strict=True)):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, place, 1, 1
+        for i, (token, place, sequence) in enumerate(
+            zip(tokens, places, sequences, strict=True)
+        ):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
+                token,
+                place,
+                1,
+                1,
+            )
             batch.seq_id[i][0] = sequence
         assert llama.llama_decode(context, batch) == 0
 
@@ -44,7 +53,9 @@ def main(file: str, asked: Path, out: Path) -> None:
         llama.llama_memory_seq_cp(memory, sequence, 0, -1, -1)
     decode(ids[-1:], positions[-1:], [0])
     size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    logits = np.frombuffer(ffi.buffer(llama.llama_get_logits(context), size * 4), dtype=np.float32)
+    logits = np.frombuffer(
+        ffi.buffer(llama.llama_get_logits(context), size * 4), dtype=np.float32
+    )
     np.save(out, logits)
     print(f"b{__version__.rpartition('.')[2]}")
 

@@ -28,7 +28,9 @@ def by_transformers(folder: str, ids: list[int]) -> Any:
     import transformers
 
     [name] = json.loads((Path(folder) / "config.json").read_text())["architectures"]
-    model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    model = (
+        getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    )
     with torch.inference_mode():
         return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
@@ -42,7 +44,10 @@ def main(engine: str) -> None:
         folder, ids, positions = json.loads(line)
         file = f"{folder} {engine}.npy"
         try:
-            np.save(file, ENGINES[engine](folder, ids[: positions[-1]])[np.array(positions) - 1])
+            np.save(
+                file,
+                ENGINES[engine](folder, ids[: positions[-1]])[np.array(positions) - 1],
+            )
             answer = {"file": file}
         except Exception as error:  # any error is a result
             answer = {"why": f"{type(error).__name__}: {error}"[:200]}

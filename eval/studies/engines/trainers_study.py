@@ -26,7 +26,9 @@ import ropepatch
 from ropepatch.model.reading_file import RIGHT
 
 TEXT = Dataset.from_list([{"text": "Once there was a fox."}] * 2)
-PAIRS = Dataset.from_list([{"prompt": "Once", "chosen": " there", "rejected": " two"}] * 2)
+PAIRS = Dataset.from_list(
+    [{"prompt": "Once", "chosen": " there", "rejected": " two"}] * 2
+)
 LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
@@ -35,28 +37,40 @@ def _arguments(kind: Any, place: Path, **options: Any) -> Any:
 
 
 def _trl_sft(folder: Path, place: Path) -> Any:
-    return SFTTrainer(str(folder), _arguments(SFTConfig, place, bf16=False), train_dataset=TEXT).model
+    return SFTTrainer(
+        str(folder), _arguments(SFTConfig, place, bf16=False), train_dataset=TEXT
+    ).model
 
 
 def _trl_sft_lora(folder: Path, place: Path) -> Any:
     adapter = LoraConfig(**LORA)
     arguments = _arguments(SFTConfig, place, bf16=False)
-    return SFTTrainer(str(folder), arguments, train_dataset=TEXT, peft_config=adapter).model
+    return SFTTrainer(
+        str(folder), arguments, train_dataset=TEXT, peft_config=adapter
+    ).model
 
 
 def _trl_dpo(folder: Path, place: Path) -> Any:
-    return DPOTrainer(str(folder), args=_arguments(DPOConfig, place, bf16=False), train_dataset=PAIRS).model
+    return DPOTrainer(
+        str(folder), args=_arguments(DPOConfig, place, bf16=False), train_dataset=PAIRS
+    ).model
 
 
 def _peft_reloaded(folder: Path, place: Path) -> Any:
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(**LORA))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder), LoraConfig(**LORA)
+    )
     model.save_pretrained(place / "adapter")
-    return AutoPeftModelForCausalLM.from_pretrained(place / "adapter").merge_and_unload()
+    return AutoPeftModelForCausalLM.from_pretrained(
+        place / "adapter"
+    ).merge_and_unload()
 
 
 def _trainer_saved(folder: Path, place: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder)
-    Trainer(model, _arguments(TrainingArguments, place)).save_model(str(place / "saved"))
+    Trainer(model, _arguments(TrainingArguments, place)).save_model(
+        str(place / "saved")
+    )
     return AutoModelForCausalLM.from_pretrained(place / "saved")
 
 
@@ -87,7 +101,10 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 def measure(case: Row, given: Namespace) -> Row:
     """The verdict on a model, or the error."""
-    folder, right = (checkpoint_of(case["case"], kind, given.work) for kind in (case["served"], RIGHT))
+    folder, right = (
+        checkpoint_of(case["case"], kind, given.work)
+        for kind in (case["served"], RIGHT)
+    )
     try:
         with tempfile.TemporaryDirectory() as place:
             return judged(WAYS[case["engine"]][1](folder, Path(place)), right)
@@ -96,4 +113,6 @@ def measure(case: Row, given: Namespace) -> Row:
 
 
 if __name__ == "__main__":
-    Study(name="trainers", about=__doc__, cases=cases, measure=measure, work=True).main()
+    Study(
+        name="trainers", about=__doc__, cases=cases, measure=measure, work=True
+    ).main()

@@ -28,7 +28,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
@@ -51,13 +55,23 @@ from families import refusal
 from study import Row, Study
 from tiny_models import ROTARY_TYPES, tiny_config
 
-SAVED = {"default": "ntk", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "longrope": "longrope"}
+SAVED = {
+    "default": "ntk",
+    "linear": "linear",
+    "yarn": "yarn",
+    "llama3": "llama3",
+    "longrope": "longrope",
+}
 RISING = [1 + 0.2 * pair for pair in range(128)]
 FAR = 4096  # a sliding window beyond the target length, so that only RoPE matters
 LARGE = {  # the standard deviation by a part of a weight's name, so that RoPE changes the logits
     "embed": 0.3,
-    **dict.fromkeys(("q_proj", "k_proj", "qkv", "query", "q_a", "q_b", "kv_a", "kv_b"), 0.6),
-    **dict.fromkeys(("v_proj", "o_proj", "dense", "out_proj", "lm_head", "attn", "attention"), 0.6),
+    **dict.fromkeys(
+        ("q_proj", "k_proj", "qkv", "query", "q_a", "q_b", "kv_a", "kv_b"), 0.6
+    ),
+    **dict.fromkeys(
+        ("v_proj", "o_proj", "dense", "out_proj", "lm_head", "attn", "attention"), 0.6
+    ),
     "": 0.02,
 }
 ENDLESS = ("bailing_hybrid",)  # takes minutes in transformers on a CPU
@@ -66,7 +80,9 @@ OWN_SIZES: dict[str, dict[str, Any]] = {  # which mlx-lm requires
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"zero_expert_num": 0},
 }
-STATED: dict[str, dict[str, Any]] = {  # in published files, but not written by transformers 5
+STATED: dict[
+    str, dict[str, Any]
+] = {  # in published files, but not written by transformers 5
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "cohere2": {"sliding_window_pattern": 2},
     "deepseek_v2": {"rope_scaling": None},
@@ -85,10 +101,17 @@ STATED: dict[str, dict[str, Any]] = {  # in published files, but not written by 
     "minimax_m2": {"shared_intermediate_size": 0, "rotary_dim": 16},
     "qwen3_vl_moe": {"norm_topk_prob": True},
     **{key: {"full_attention_interval": 2} for key in ("qwen3_5", "qwen3_5_moe")},
-    **{key: {"global_head_dim": 32} for key in ("gemma4", "gemma4_text", "gemma4_unified")},
+    **{
+        key: {"global_head_dim": 32}
+        for key in ("gemma4", "gemma4_text", "gemma4_unified")
+    },
     "llama4": {"num_experts_per_tok": 1},
     "qwen3_next": {"full_attention_interval": 2},
-    "solar_open": {"intermediate_size": 128, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0},
+    "solar_open": {
+        "intermediate_size": 128,
+        "first_k_dense_replace": 0,
+        "partial_rotary_factor": 1.0,
+    },
 }
 
 
@@ -96,7 +119,9 @@ def small_model(model_type: str, folder: Path) -> None:
     """Write a random checkpoint of a type, with a config.json like published ones."""
     whole: Any = tiny_config(model_type, **OWN_SIZES.get(model_type, {}))
     config, part = whole.get_text_config(), part_of(whole)
-    for rope in filter(lambda value: isinstance(value, dict), config.rope_parameters.values()):
+    for rope in filter(
+        lambda value: isinstance(value, dict), config.rope_parameters.values()
+    ):
         rope["rope_theta"] = 1e4  # Gemma 3's 1e6 has no effect within 256 tokens
     for key in ("sliding_window", "attention_window_size", "attention_chunk_size"):
         if getattr(config, key, None):
@@ -112,20 +137,36 @@ def small_model(model_type: str, folder: Path) -> None:
             if "q_norm" in name or "k_norm" in name:
                 weight.fill_(2.0)
             elif weight.dim() > 1:
-                weight.normal_(0, next(size for part, size in LARGE.items() if part in name))
+                weight.normal_(
+                    0, next(size for part, size in LARGE.items() if part in name)
+                )
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
-    others = {key: value for key, value in as_published(config).items() if value is not None}
-    tied = {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}  # where other engines expect it
-    stated = others | (written[part] if part else written) | tied | STATED.get(model_type, {})
-    (folder / "config.json").write_text(json.dumps(written | {part: stated} if part else stated, default=str))
+    others = {
+        key: value for key, value in as_published(config).items() if value is not None
+    }
+    tied = (
+        {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}
+    )  # where other engines expect it
+    stated = (
+        others
+        | (written[part] if part else written)
+        | tied
+        | STATED.get(model_type, {})
+    )
+    (folder / "config.json").write_text(
+        json.dumps(written | {part: stated} if part else stated, default=str)
+    )
 
 
 def as_published(config: PreTrainedConfig) -> dict[str, Any]:
     """The values of a configuration, under all their names."""
     values = config.to_dict()
     for alias, name in type(config).attribute_map.items():
-        if (alias in values or name in values) and "max_position_embeddings" not in (alias, name):
+        if (alias in values or name in values) and "max_position_embeddings" not in (
+            alias,
+            name,
+        ):
             both = values.get(name, values.get(alias))
             values |= {name: both, alias: both}
     if isinstance(getattr(type(config), "head_dim", None), property):
@@ -142,7 +183,11 @@ def extended(model_type: str, work: Path) -> Iterator[tuple[str, Path]]:
         folder = work / f"{model_type} {saved}"
         if not folder.exists():
             checkpoint = find(source)
-            how = {"long_factor": RISING[: checkpoint.config.rope.num_pairs]} if method == "longrope" else {}
+            how = (
+                {"long_factor": RISING[: checkpoint.config.rope.num_pairs]}
+                if method == "longrope"
+                else {}
+            )
             plan = plan_method(checkpoint, method, how, "4x")
             if plan.rope_parameters["rope_type"] != saved:
                 continue
@@ -159,22 +204,42 @@ class Runner:
     """
 
     def __init__(self, engine: str, packages: Path) -> None:
-        words = [sys.executable, str(Path(__file__).with_name("next_tokens.py")), engine]
+        words = [
+            sys.executable,
+            str(Path(__file__).with_name("next_tokens.py")),
+            engine,
+        ]
         environment = os.environ | {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process: Any = subprocess.Popen(words, env=environment, text=True, **pipes)
+        pipes = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
+        self._process: Any = subprocess.Popen(
+            words, env=environment, text=True, **pipes
+        )
 
-    def logits(self, folder: Path, ids: list[int], positions: list[int]) -> torch.Tensor | str:
+    def logits(
+        self, folder: Path, ids: list[int], positions: list[int]
+    ) -> torch.Tensor | str:
         """The logits [P, V] after these numbers of tokens, or the error."""
         try:
-            print(json.dumps([str(folder), ids, positions]), file=self._process.stdin, flush=True)
+            print(
+                json.dumps([str(folder), ids, positions]),
+                file=self._process.stdin,
+                flush=True,
+            )
             if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
                 self._process.kill()
                 return f"no answer in {PATIENCE} s"
             answer = json.loads(self._process.stdout.readline() or '{"why": "it ends"}')
         except BrokenPipeError:
             return "it ended"
-        return torch.tensor(np.load(answer["file"])) if "file" in answer else str(answer["why"])
+        return (
+            torch.tensor(np.load(answer["file"]))
+            if "file" in answer
+            else str(answer["why"])
+        )
 
 
 @cache
@@ -231,8 +296,14 @@ class Wheel:
 
     def modules(self) -> list[str]:
         """The names of these modules."""
-        within = (name.removeprefix(f"{self._folder}/") for name in self._zip.namelist())
-        return [name.removesuffix(".py") for name in within if name.endswith(".py") and "/" not in name]
+        within = (
+            name.removeprefix(f"{self._folder}/") for name in self._zip.namelist()
+        )
+        return [
+            name.removesuffix(".py")
+            for name in within
+            if name.endswith(".py") and "/" not in name
+        ]
 
 
 def wheel(given: Namespace, name: str) -> Wheel:
@@ -259,8 +330,14 @@ CALLS = {  # functions that make RoPE, with the names and the place of the argum
     "RoPE": ("scale", "scale", None),
 }
 PATIENCE = 90  # seconds for one answer
-CARRIERS = ("Attention", "DecoderLayer", "Model", "ForCausalLM")  # imported with the RoPE of their module
-BY_TRANSFORMERS = "transformers"  # vLLM's package that runs stock modules, rotary ones included
+CARRIERS = (
+    "Attention",
+    "DecoderLayer",
+    "Model",
+    "ForCausalLM",
+)  # imported with the RoPE of their module
+# VLLM's package that runs stock modules, rotary ones included
+BY_TRANSFORMERS = "transformers"
 
 
 def found_in(source: Wheel, module: str) -> str:
@@ -270,15 +347,25 @@ def found_in(source: Wheel, module: str) -> str:
     if (text := source.text(module)) is None:
         return "unclear"
     tree = ast.parse(text)
-    verdicts = {_verdict(node) for node in ast.walk(tree) if isinstance(node, ast.Call)} - {None}
+    verdicts = {
+        _verdict(node) for node in ast.walk(tree) if isinstance(node, ast.Call)
+    } - {None}
     if verdicts:
         return verdicts.pop() if len(verdicts) == 1 else "unclear"
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    imports = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+    ]
     for carrier in CARRIERS:
         for node in imports:
             other = str(node.module).rpartition(".")[2]
             of_models = node.level or ".models." in str(node.module)
-            if of_models and any(carrier in one.name for one in node.names) and source.text(other):
+            if (
+                of_models
+                and any(carrier in one.name for one in node.names)
+                and source.text(other)
+            ):
                 return found_in(source, other)
     return "unclear"
 
@@ -306,12 +393,16 @@ def _verdict(call: ast.Call) -> str | None:
 def builders(source: Wheel, engine: str) -> dict[str, str]:
     """The module that builds each class of transformers."""
     if engine == "vLLM":
-        pairs = re.findall(r'"(\w+)":\s*\(\s*"(\w+)",\s*"\w+"', source.text("registry") or "")
+        pairs = re.findall(
+            r'"(\w+)":\s*\(\s*"(\w+)",\s*"\w+"', source.text("registry") or ""
+        )
         return dict(pairs)
     found = {}
     for module in source.modules():
         text = source.text(module) or ""
-        if listed := re.search(r"^EntryClass\s*=(.+?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL):
+        if listed := re.search(
+            r"^EntryClass\s*=(.+?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL
+        ):
             found |= dict.fromkeys(re.findall(r"\w+", listed[1]), module)
     return found
 
@@ -324,12 +415,25 @@ def read(engine: str, model_type: str, given: Namespace) -> Row:
         return {"how": "read", "reads": "has" if has else "absent"}
     if engine == "mlx-lm":
         module = mlx_module(source, model_type)
-        return {"how": "read", "reads": found_in(source, module) if source.text(module) else "absent"}
-    classes = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)[model_type]
+        return {
+            "how": "read",
+            "reads": found_in(source, module) if source.text(module) else "absent",
+        }
+    classes = (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    )[model_type]
     own = builders(source, engine)
     module = own.get(classes if isinstance(classes, str) else classes[0])
-    multimodal = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # with another RoPE for images
-    reads = "absent" if module is None else "unclear" if multimodal else found_in(source, module)
+    multimodal = (
+        model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    )  # with another RoPE for images
+    reads = (
+        "absent"
+        if module is None
+        else "unclear"
+        if multimodal
+        else found_in(source, module)
+    )
     return {"how": "read", "reads": reads, "builder": module}
 
 
@@ -338,14 +442,19 @@ def types_of(engine: str, given: Namespace) -> Row:
     source = wheel(given, WHEELS[engine])
     if engine == "transformers 4.x":
         text = source.text("configuration_auto") or ""
-        return {"how": "read", "types": sorted({*re.findall(r'\("([\w.-]+)", "\w+Config"\)', text)})}
+        return {
+            "how": "read",
+            "types": sorted({*re.findall(r'\("([\w.-]+)", "\w+Config"\)', text)}),
+        }
     texts = {name: source.text(name) or "" for name in source.modules()}
     texts |= {name: texts[module] for name, module in mlx_renamed(source).items()}
     types = sorted(name for name, text in texts.items() if "class ModelArgs" in text)
     newer = [name for name in types if "rope_parameters" in texts[name]]
     kept = re.compile(r"rope_scaling(?! = self\.rope_parameters)")
     only = [
-        name for name in newer if "rope_scaling = self.rope_p" in texts[name] or not kept.search(texts[name])
+        name
+        for name in newer
+        if "rope_scaling = self.rope_p" in texts[name] or not kept.search(texts[name])
     ]
     return {"how": "read", "types": types, "new_keys": only}
 
@@ -358,11 +467,18 @@ def mlx_module(source: Wheel, model_type: str) -> str:
 def mlx_renamed(source: Wheel) -> dict[str, str]:
     """The modules of mlx-lm for types with another name."""
     utils = source._zip.read("mlx_lm/utils.py").decode()
-    [renamed] = re.findall(r"^MODEL_REMAPPING = (\{.*?^\})", utils, re.MULTILINE | re.DOTALL)
+    [renamed] = re.findall(
+        r"^MODEL_REMAPPING = (\{.*?^\})", utils, re.MULTILINE | re.DOTALL
+    )
     return dict(ast.literal_eval(renamed))
 
 
-WHEELS = {"mlx-lm": "mlx_lm", "transformers 4.x": "transformers", "vLLM": "vllm", "SGLang": "sglang"}
+WHEELS = {
+    "mlx-lm": "mlx_lm",
+    "transformers 4.x": "transformers",
+    "vLLM": "vllm",
+    "SGLang": "sglang",
+}
 
 
 def cases(given: Namespace) -> Iterator[Row]:
@@ -382,7 +498,9 @@ def measure(case: Row, given: Namespace) -> Row:
         return types_of(engine, given)
     model_type = case["model_type"]
     source = read(engine, model_type, given)
-    packages = {"mlx-lm": given.mlx, "transformers 4.x": given.transformers_4}.get(engine)
+    packages = {"mlx-lm": given.mlx, "transformers 4.x": given.transformers_4}.get(
+        engine
+    )
     if source["reads"] == "absent" or packages is None or model_type in ENDLESS:
         return source
     ran = run(engine, model_type, given)
@@ -393,12 +511,21 @@ def measure(case: Row, given: Namespace) -> Row:
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--mlx", type=Path, help="the packages of mlx-lm")
-    parser.add_argument("--transformers-4", type=Path, help="the packages of transformers 4")
-    parser.add_argument("--wheels", type=Path, required=True, help="the wheels of the engines")
+    parser.add_argument(
+        "--transformers-4", type=Path, help="the packages of transformers 4"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, required=True, help="the wheels of the engines"
+    )
 
 
 STUDY = Study(
-    name="engine-types", about=__doc__, cases=cases, measure=measure, options=add_options, work=True
+    name="engine-types",
+    about=__doc__,
+    cases=cases,
+    measure=measure,
+    options=add_options,
+    work=True,
 )
 
 

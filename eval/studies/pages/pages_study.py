@@ -89,11 +89,19 @@ class Pages:
                     hint="use more or longer .txt files, or fewer pages",
                 )
             own.append(files[len(own)].read_text(encoding="utf-8"))
-            (ids,) = encode(tokenizer, [" ".join(own[-1][: CHARACTERS * self.target].split())])
+            (ids,) = encode(
+                tokenizer, [" ".join(own[-1][: CHARACTERS * self.target].split())]
+            )
             missing -= len(ids)
-        settings: dict[str, Any] = {"lengths": self.lengths, "keys": self.keys, "kinds": self.kinds}
+        settings: dict[str, Any] = {
+            "lengths": self.lengths,
+            "keys": self.keys,
+            "kinds": self.kinds,
+        }
         plan = Haystacks(**settings, count=1, seed=index, texts=own)
-        return " + ".join(file.stem for file in files[: len(own)]), next(plan.make(tokenizer))
+        return " + ".join(file.stem for file in files[: len(own)]), next(
+            plan.make(tokenizer)
+        )
 
 
 def doubled(window: int, target: int) -> tuple[int, ...]:
@@ -129,14 +137,20 @@ class Cost:
 
 def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
     """The cost of so many missing pages of each method, from a configuration."""
-    own, weights = text_config(config), sum(weight.numel() for weight in blueprint(config).parameters())
+    own, weights = (
+        text_config(config),
+        sum(weight.numel() for weight in blueprint(config).parameters()),
+    )
     methods, readings = sum(number > 0 for number in missing), sum(missing)
     each = len(pages.kinds) * pages.keys  # questions of a page and length
 
     def forward(tokens: int) -> int:
         return forward_operations(own, weights, tokens)
 
-    questions = sum(each * (forward(length) - forward(length - QUESTION)) for length in pages.lengths)
+    questions = sum(
+        each * (forward(length) - forward(length - QUESTION))
+        for length in pages.lengths
+    )
     checked = forward(pages.lengths[0]) + forward(pages.target)
     return Cost(
         readings=readings,
@@ -151,19 +165,28 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
 
 def costs_table(costs: Sequence[tuple[str, Pages, Cost]]) -> str:
     """Tabulate costs by model."""
-    counts = {"passes": "readings", "questions": "questions", "whole prompts": "prompts"}
+    counts = {
+        "passes": "readings",
+        "questions": "questions",
+        "whole prompts": "prompts",
+    }
     counts["tokens processed"] = "tokens"
     columns = {
         "": lambda one: one[0],
         "tokens": lambda one: f"{one[1].window:,} to {one[1].target:,}",
-        **{head: lambda one, name=name: f"{getattr(one[2], name):,}" for head, name in counts.items()},
+        **{
+            head: lambda one, name=name: f"{getattr(one[2], name):,}"
+            for head, name in counts.items()
+        },
         "operations": lambda one: f"{one[2].operations:.1e}",
         "memory": lambda one: f"{one[2].memory / GIB:.3g} GiB",
     }
     return table(costs, columns)
 
 
-def full_cost(name: str, raw: dict[str, Any], window: int, target: int) -> tuple[str, Pages, Cost]:
+def full_cost(
+    name: str, raw: dict[str, Any], window: int, target: int
+) -> tuple[str, Pages, Cost]:
     """The cost of the default study of a configuration: all methods on eight pages."""
     pages = Pages(window, target, doubled(window, target))
     return name, pages, cost(load_config(raw), pages, [pages.count] * len(METHODS))
@@ -184,7 +207,9 @@ def reading(decoder: Any, ids: Tensor) -> Iterator[list[Any]]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal read, whole
         output = usual(*args, **kwargs)
-        rows = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).cpu()  # GPT-NeoX's comes first
+        rows = (
+            kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        ).cpu()  # GPT-NeoX's comes first
         whole += not kwargs.get("use_cache", True)
         if whole > 2:
             raise RopepatchError(
@@ -200,24 +225,38 @@ def reading(decoder: Any, ids: Tensor) -> Iterator[list[Any]]:
         yield outputs
 
 
-def block_losses(model: Any, decoder: Any, outputs: list[Any], ids: Tensor, block: int) -> list[float]:
+def block_losses(
+    model: Any, decoder: Any, outputs: list[Any], ids: Tensor, block: int
+) -> list[float]:
     """The sum of the losses of each full block of tokens in nats, from token 1 on."""
     output = outputs[-1]
-    output[next(iter(output))] = torch.cat([part[0] for part in outputs], dim=1)  # [1, T, H]
+    output[next(iter(output))] = torch.cat(
+        [part[0] for part in outputs], dim=1
+    )  # [1, T, H]
     losses = []
-    with shadowed(decoder, lambda *args, **kwargs: output):  # the head is the model's own code
+    with shadowed(
+        decoder, lambda *args, **kwargs: output
+    ):  # the head is the model's own code
         for places in torch.arange(output[0].shape[1] - 1).split(1024):
             at = places.to(output[0].device)
-            logits = model(input_ids=ids[None].to(at.device), use_cache=False, logits_to_keep=at).logits
+            logits = model(
+                input_ids=ids[None].to(at.device), use_cache=False, logits_to_keep=at
+            ).logits
             losses.append(token_losses(logits[0], ids[places + 1]).cpu())
-    return [round(part.sum().item(), 3) for part in torch.cat(losses).split(block) if len(part) == block]
+    return [
+        round(part.sum().item(), 3)
+        for part in torch.cat(losses).split(block)
+        if len(part) == block
+    ]
 
 
 def measured(model: Any, reader: Reader, haystack: Haystack, block: int) -> Row:
     """Answers by length and kind, in the order of the questions, and losses by block."""
     decoder = decoder_of(model)
     if decoder is None:
-        raise RopepatchError(f"{type(model).__name__} cannot return logits of single positions")
+        raise RopepatchError(
+            f"{type(model).__name__} cannot return logits of single positions"
+        )
     with evaluating(model), torch.inference_mode():
         with reading(decoder, haystack.ids) as outputs:
             answers = reader.answers(haystack)
@@ -247,7 +286,10 @@ def named_row(method: str) -> str:
 def with_parameters(method: str) -> tuple[str, Row]:
     """The name of a method and its parameters: `yarn:beta_fast=16:beta_slow=2`."""
     name, *pairs = method.split(":")
-    return name, {key: yaml.safe_load(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    return name, {
+        key: yaml.safe_load(value)
+        for key, _, value in (pair.partition("=") for pair in pairs)
+    }
 
 
 class Desk:
@@ -263,24 +305,44 @@ class Desk:
         window, target = plan.config.rope.original_max_position_embeddings, plan.target
         lengths = doubled(window, target)
         if given.lengths:
-            lengths = tuple(sorted(relative_length(length, window) for length in given.lengths.split(",")))
+            lengths = tuple(
+                sorted(
+                    relative_length(length, window)
+                    for length in given.lengths.split(",")
+                )
+            )
         if lengths[-1] != target:
             hint = "name it too"
-            raise RopepatchError(f"the greatest length is {lengths[-1]}, the target {target}", hint=hint)
+            raise RopepatchError(
+                f"the greatest length is {lengths[-1]}, the target {target}", hint=hint
+            )
         kinds = tuple(given.kinds.split(","))
-        self.pages = Pages(window, target, lengths, given.pages, given.keys, given.texts, kinds)
+        self.pages = Pages(
+            window, target, lengths, given.pages, given.keys, given.texts, kinds
+        )
         self.config = plan.config.raw
         methods = given.methods.split(",")
         self.methods = {named_row(method): method for method in methods}
         if len(self.methods) < len(methods):
-            raise RopepatchError(f"two methods have one name: {methods}", hint="rename a file or a folder")
-        self._method, self._patch, self._made = "", ExitStack(), dict[int, tuple[str, Haystack]]()
+            raise RopepatchError(
+                f"two methods have one name: {methods}",
+                hint="rename a file or a folder",
+            )
+        self._method, self._patch, self._made = (
+            "",
+            ExitStack(),
+            dict[int, tuple[str, Haystack]](),
+        )
 
     def cases(self) -> Iterator[Row]:
         """Every page of every method."""
         for method in self.methods:
             for index in range(self.pages.count):
-                named = {"model": self.model, "target": self.pages.target, "method": method}
+                named = {
+                    "model": self.model,
+                    "target": self.pages.target,
+                    "method": method,
+                }
                 yield named | {"page": index}
 
     def check(self, rows: Rows) -> list[int]:
@@ -295,18 +357,32 @@ class Desk:
         for method in self.methods.values():
             if method != BASELINE and not Path(method).is_dir():
                 name, parameters = with_parameters(method)
-                ropepatch.plan(self.given.model, to=self.pages.target, method=name, **parameters)
+                ropepatch.plan(
+                    self.given.model, to=self.pages.target, method=name, **parameters
+                )
         missing = [case for case in self.cases() if not rows.of(**case)]
-        for index in () if self.given.dry_run else dict.fromkeys(case["page"] for case in missing):
+        for index in (
+            ()
+            if self.given.dry_run
+            else dict.fromkeys(case["page"] for case in missing)
+        ):
             stated = {"novel": self.page(index)[0]}
             stated |= {"lengths": list(self.pages.lengths), "keys": self.pages.keys}
             stated |= {"kinds": list(self.pages.kinds)}
-            for other in rows.of(model=self.model, target=self.pages.target, page=index)[:1]:
-                held = {"novel": other["novel"], "lengths": lengths_of(other), "keys": keys_of(other)}
+            for other in rows.of(
+                model=self.model, target=self.pages.target, page=index
+            )[:1]:
+                held = {
+                    "novel": other["novel"],
+                    "lengths": lengths_of(other),
+                    "keys": keys_of(other),
+                }
                 held |= {"kinds": kinds_of(other)}
                 hint = "use its settings, or another --json"
                 check_resumed("the file contains this page", held, stated, hint=hint)
-        return [sum(case["method"] == name for case in missing) for name in self.methods]
+        return [
+            sum(case["method"] == name for case in missing) for name in self.methods
+        ]
 
     @cached_property
     def base(self) -> Subject:
@@ -332,8 +408,14 @@ class Desk:
         novel, haystack = self.page(case["page"])
         model = self.subject.model
         dtype = str(model.dtype).removeprefix("torch.")
-        stated = {"novel": novel, "digest": digest([haystack.ids.tolist()]), "dtype": dtype}
-        return stated | measured(model, self.reader, haystack, block_of(self.pages.window))
+        stated = {
+            "novel": novel,
+            "digest": digest([haystack.ids.tolist()]),
+            "dtype": dtype,
+        }
+        return stated | measured(
+            model, self.reader, haystack, block_of(self.pages.window)
+        )
 
     def _apply(self, name: str) -> None:
         """Change the method: patch the model, or load another checkpoint."""
@@ -342,12 +424,19 @@ class Desk:
         self.subject = self.base
         if Path(method).is_dir():
             self.base.forget_model()  # two may not fit
-            self.subject = replace(self.base, name=method, source=Checkpoint(Path(method)), base=self.base)
+            self.subject = replace(
+                self.base, name=method, source=Checkpoint(Path(method)), base=self.base
+            )
         elif method != BASELINE:
             known, parameters = with_parameters(method)
-            patch = ropepatch.patch(self.base.model, known, to=self.pages.target, **parameters)
+            patch = ropepatch.patch(
+                self.base.model, known, to=self.pages.target, **parameters
+            )
             self._patch.enter_context(patch)
-        self.reader, self._method = Reader(self.subject.model, tokens_per_batch=2**17), name
+        self.reader, self._method = (
+            Reader(self.subject.model, tokens_per_batch=2**17),
+            name,
+        )
 
 
 # Command
@@ -355,20 +444,38 @@ class Desk:
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint folder, a Hub id, or tiny")
-    parser.add_argument("--to", default="2x", help="the target length, e.g. 16k; default: 2x")
-    parser.add_argument("--texts", type=Path, default=NOVELS, help="a folder of .txt files")
-    parser.add_argument("--methods", default=",".join(METHODS), help="scalings, remappings, files, folders")
+    parser.add_argument(
+        "--to", default="2x", help="the target length, e.g. 16k; default: 2x"
+    )
+    parser.add_argument(
+        "--texts", type=Path, default=NOVELS, help="a folder of .txt files"
+    )
+    parser.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        help="scalings, remappings, files, folders",
+    )
     parser.add_argument("--kinds", default=",".join(KINDS), help="of the questions")
     parser.add_argument("--pages", type=int, default=PAGES)
-    parser.add_argument("--keys", type=int, default=KEYS, help="questions of each kind and length")
-    parser.add_argument("--lengths", help="e.g. 4k,8k,16k; default: L/4 and its doublings to the target")
+    parser.add_argument(
+        "--keys", type=int, default=KEYS, help="questions of each kind and length"
+    )
+    parser.add_argument(
+        "--lengths", help="e.g. 4k,8k,16k; default: L/4 and its doublings to the target"
+    )
     parser.add_argument("--device", help="default: a GPU, if there is one")
-    parser.add_argument("--dtype", help="default: that of the weights, on a CPU the faster one")
+    parser.add_argument(
+        "--dtype", help="default: that of the weights, on a CPU the faster one"
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
-        "--dry-run", action="store_true", help="print the cost of the missing pages, from config.json"
+        "--dry-run",
+        action="store_true",
+        help="print the cost of the missing pages, from config.json",
     )
-    shown.add_argument("--table", action="store_true", help="print the tables of the file")
+    shown.add_argument(
+        "--table", action="store_true", help="print the tables of the file"
+    )
 
 
 def desk_of(given: Namespace) -> Desk:

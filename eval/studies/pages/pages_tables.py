@@ -20,7 +20,8 @@ from ropepatch.evaluation.intervals import Mean, difference, significant
 from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.report.printers import markdown_rows
 
-REFERENCE = "yarn"  # the scaling with which all others are compared at the target length
+# The scaling with which all others are compared at the target length
+REFERENCE = "yarn"
 Pages = Mapping[int, Row]  # the rows of a method by page
 Of = Callable[[Row], tuple[float, float]]  # a sum over a page, and its weight
 
@@ -32,7 +33,9 @@ def mean(pages: Pages, of: Of, *, share: bool = False) -> Mean:
 
 def log_prob(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
     """The sum of the answer log-probs, and their number."""
-    every = [value for length in lengths for value in row[f"{kind} {length}"]["log_prob"]]
+    every = [
+        value for length in lengths for value in row[f"{kind} {length}"]["log_prob"]
+    ]
     return sum(every), float(len(every))
 
 
@@ -42,7 +45,9 @@ def found(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
     return float(every.count("1")), float(len(every))
 
 
-def answers_of(measure: Callable[..., tuple[float, float]], kind: str, *lengths: int) -> Of:
+def answers_of(
+    measure: Callable[..., tuple[float, float]], kind: str, *lengths: int
+) -> Of:
     """A measure of the answers of a kind at some lengths."""
     return lambda row: measure(row, kind, *lengths)
 
@@ -61,19 +66,28 @@ def loss(row: Row, begin: int, end: int, block: int) -> tuple[float, float]:
 def over(pages: Pages, base: Pages, of: Of, *, share: bool = False) -> Mean:
     """The difference from a base, paired by page, over the pages that both have."""
     both = sorted(pages.keys() & base.keys())
-    first, second = (mean({one: rows[one] for one in both}, of, share=share) for rows in (pages, base))
+    first, second = (
+        mean({one: rows[one] for one in both}, of, share=share)
+        for rows in (pages, base)
+    )
     return difference(first, second)
 
 
 def kinds_of(row: Row) -> list[str]:
     """The kinds of questions in a row."""
-    return list(dict.fromkeys(key.partition(" ")[0] for key in row if key.partition(" ")[0] in KINDS))
+    return list(
+        dict.fromkeys(
+            key.partition(" ")[0] for key in row if key.partition(" ")[0] in KINDS
+        )
+    )
 
 
 def lengths_of(row: Row) -> list[int]:
     """The lengths of the prompts in a row."""
     first = kinds_of(row)[0]
-    return sorted(int(key.removeprefix(first)) for key in row if key.startswith(f"{first} "))
+    return sorted(
+        int(key.removeprefix(first)) for key in row if key.startswith(f"{first} ")
+    )
 
 
 def keys_of(row: Row) -> int:
@@ -103,7 +117,9 @@ class Outcome:
             if row["target"] == self.target:
                 methods.setdefault(row["method"], {})[row["page"]] = row
         if not any(methods.values()):
-            raise RopepatchError(f"the file has no page of this model to {self.target} tokens")
+            raise RopepatchError(
+                f"the file has no page of this model to {self.target} tokens"
+            )
         return methods
 
     @cached_property
@@ -122,14 +138,21 @@ class Outcome:
         base, keys = self.methods[BASELINE], keys_of(self.first)
         reasons = {}
         for kind in kinds_of(self.first):
-            shares = {n: mean(base, answers_of(found, kind, n), share=True) for n in self.within}
-            reasons[kind] = why_not_counted(shares if base else {}, keys=keys, trained=self.window)
+            shares = {
+                n: mean(base, answers_of(found, kind, n), share=True)
+                for n in self.within
+            }
+            reasons[kind] = why_not_counted(
+                shares if base else {}, keys=keys, trained=self.window
+            )
         return {kind: reason for kind, reason in reasons.items() if reason}
 
     def by_log_prob(self, kind: str) -> list[str]:
         """The methods by answer log-prob at the target length, the best first."""
         of = answers_of(log_prob, kind, self.target)
-        nats = {name: mean(pages, of).value for name, pages in self.methods.items() if pages}
+        nats = {
+            name: mean(pages, of).value for name, pages in self.methods.items() if pages
+        }
         return sorted(nats, key=lambda name: -nats[name])
 
     @cached_property
@@ -138,7 +161,10 @@ class Outcome:
 
         Keys: the kind, the method, and `within` or `target` with `nats` or `share` (accuracy).
         """
-        bases = {"within": (BASELINE, self.within), "target": (REFERENCE, [self.target])}
+        bases = {
+            "within": (BASELINE, self.within),
+            "target": (REFERENCE, [self.target]),
+        }
         return {
             (kind, name, f"{place} {measure}"): over(
                 pages, self.methods[base], answers_of(of, kind, *at), share=of is found
@@ -171,7 +197,9 @@ class Outcome:
         one = self.contrasts[place]
         low, high = one.interval()
         points = f"{100 * one.value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-        return (points if place[2].endswith("share") else signed(one)) + "*" * (place in self.apart)
+        return (points if place[2].endswith("share") else signed(one)) + "*" * (
+            place in self.apart
+        )
 
 
 def answers_tables(outcome: Outcome) -> str:
@@ -183,13 +211,19 @@ def _answers(outcome: Outcome) -> Iterator[str]:
     lengths = lengths_of(outcome.first)
     for kind in kinds_of(outcome.first):
         reason = outcome.not_counted.get(kind)
-        yield f"`{kind}`, {KINDS[kind].title}" + (f"; *not counted*: {reason}:" if reason else ":")
+        yield f"`{kind}`, {KINDS[kind].title}" + (
+            f"; *not counted*: {reason}:" if reason else ":"
+        )
         lines = []
         for name in outcome.by_log_prob(kind):
             line = [f"`{name}`" if name != BASELINE else name]
             for length in lengths:
-                share = mean(outcome.methods[name], answers_of(found, kind, length), share=True)
-                nats = mean(outcome.methods[name], answers_of(log_prob, kind, length)).value
+                share = mean(
+                    outcome.methods[name], answers_of(found, kind, length), share=True
+                )
+                nats = mean(
+                    outcome.methods[name], answers_of(log_prob, kind, length)
+                ).value
                 line.append(f"{counted(share)}, {nats:.2f}")
             lines.append(line)
         yield markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
@@ -199,8 +233,14 @@ def contrasts_table(outcome: Outcome) -> str:
     """The contrasts of each method by kind; see `Outcome.contrasts`."""
     heads = [
         *("kind", "", "prompts"),
-        *("within the original length: answer log-prob less the baseline's", "accuracy, points"),
-        *(f"at {outcome.target:,}: answer log-prob less {REFERENCE}'s", "accuracy, points"),
+        *(
+            "within the original length: answer log-prob less the baseline's",
+            "accuracy, points",
+        ),
+        *(
+            f"at {outcome.target:,}: answer log-prob less {REFERENCE}'s",
+            "accuracy, points",
+        ),
     ]
     parts = ("within nats", "within share", "target nats", "target share")
     lines = [
@@ -221,11 +261,15 @@ def losses_table(outcome: Outcome) -> str:
     methods, block = dict(outcome.methods), block_of(outcome.window)
     base = methods.pop(BASELINE)
     parts: dict[str, Of] = {
-        "loss beyond the original length": lambda row: loss(row, outcome.window, outcome.target, block),
+        "loss beyond the original length": lambda row: loss(
+            row, outcome.window, outcome.target, block
+        ),
         "loss within it": lambda row: loss(row, 0, outcome.window, block),
     }
     gains = {
-        (part, name): over(pages, base, of) for part, of in parts.items() for name, pages in methods.items()
+        (part, name): over(pages, base, of)
+        for part, of in parts.items()
+        for name, pages in methods.items()
     }
     apart = significant(gains)
     beyond, _ = parts
@@ -233,7 +277,10 @@ def losses_table(outcome: Outcome) -> str:
         [
             f"`{name}`",
             str(len(methods[name].keys() & base.keys())),
-            *(signed(gains[part, name]) + "*" * ((part, name) in apart) for part in parts),
+            *(
+                signed(gains[part, name]) + "*" * ((part, name) in apart)
+                for part in parts
+            ),
         ]
         for name in sorted(methods, key=lambda name: gains[beyond, name].value)
     ]
@@ -265,11 +312,15 @@ def in_short(outcome: Outcome) -> str:
     return "\n".join([*lines, "", note])
 
 
-def measured(record: Mapping[str, Any], outcome: Outcome, model: str, command: str, file: str) -> str:
+def measured(
+    record: Mapping[str, Any], outcome: Outcome, model: str, command: str, file: str
+) -> str:
     """The line under a table: model, size, n, kinds, interval, machine, date, command and file."""
     pages = len(outcome.methods[BASELINE])
     n = pages * keys_of(outcome.first)
-    used = {row["recorded"] for rows in outcome.methods.values() for row in rows.values()}
+    used = {
+        row["recorded"] for rows in outcome.methods.values() for row in rows.values()
+    }
     starts = [record["recorded"][number] for number in sorted(used)]
     dates = sorted({start["date"] for start in starts})
     machines = {device for start in starts for device in _machines(start)}
@@ -296,8 +347,12 @@ def all_tables(rows: list[Row], window: int, target: int) -> str:
         "Retrieval accuracy (95 % interval over prompts), and the mean answer log-prob": answers_tables(
             outcome
         ),
-        f"Paired by prompt; {apart}; accuracy is tested alone": contrasts_table(outcome),
-        f"Loss (nats/token) less the baseline's, paired by prompt; {apart}": losses_table(outcome),
+        f"Paired by prompt; {apart}; accuracy is tested alone": contrasts_table(
+            outcome
+        ),
+        f"Loss (nats/token) less the baseline's, paired by prompt; {apart}": losses_table(
+            outcome
+        ),
         "In short": in_short(outcome),
     }
     return "\n\n".join(f"{title}:\n\n{table}" for title, table in parts.items())

@@ -44,7 +44,12 @@ def other_novels(out: Path) -> Iterator[Path]:
 def student(plan: Plan, out: Path) -> None:
     """Write the checkpoint of a self-distillation on the other novels."""
     with other_novels(out) as texts:
-        how: Any = {"recipe": "distil", "text": texts, "reading": False, "say": log_line}
+        how: Any = {
+            "recipe": "distil",
+            "text": texts,
+            "reading": False,
+            "say": log_line,
+        }
         ropepatch.train(plan.source.name, out, to=plan.target, **how)
 
 
@@ -67,7 +72,9 @@ MAKERS: dict[str, Callable[[Plan, Path], None]] = {
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--to", required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -65,14 +65,25 @@ def measure(case: Row, given: Namespace) -> Row:
     name = method.removesuffix(LOG_N)
     try:
         baseline = method == BASELINE
-        patch = nullcontext() if baseline else ropepatch.patch(model, name, to=case["target"], **options)
+        patch = (
+            nullcontext()
+            if baseline
+            else ropepatch.patch(model, name, to=case["target"], **options)
+        )
         with patch as handle:
-            settings = {"settings": handle.distances.described() if name in REMAPPINGS else None}
+            settings = {
+                "settings": handle.distances.described() if name in REMAPPINGS else None
+            }
             if case["kind"] == "loss":
                 return settings | place.losses(model)
-            answers = ropepatch.passkey(model, tokenizer, lengths=[case["target"]], haystacks=KEYS)
+            answers = ropepatch.passkey(
+                model, tokenizer, lengths=[case["target"]], haystacks=KEYS
+            )
             found = answers.found(case["target"]).clusters
-            return settings | {"correct": sum(int(one) for one, _ in found), "n": len(found)}
+            return settings | {
+                "correct": sum(int(one) for one, _ in found),
+                "n": len(found),
+            }
     except RopepatchError as error:
         return {"settings": None, "refused": str(error)}
 
@@ -92,7 +103,11 @@ def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
     """The table of a checkpoint and factor, between its reference and the errors."""
     losses = {row["method"]: row for row in rows if "digest" in row}
     base = losses.pop(OWN)
-    keys = {row["method"]: counted(share(row["correct"], row["n"])) for row in rows if "n" in row}
+    keys = {
+        row["method"]: counted(share(row["correct"], row["n"]))
+        for row in rows
+        if "n" in row
+    }
     columns = {
         "method": lambda row: row["method"],
         "settings": lambda row: row["settings"] or "–",
@@ -105,29 +120,53 @@ def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
         f"length has a loss of {Mean.of(base['all']).value:.4f} nats/token; n = {len(base['all'])} documents."
     )
     ordered = sorted(losses.values(), key=lambda row: excess(row, base).value)
-    refused = {row["method"]: f"\n\nRefused: {row['refused']}." for row in rows if "refused" in row}
+    refused = {
+        row["method"]: f"\n\nRefused: {row['refused']}."
+        for row in rows
+        if "refused" in row
+    }
     return f"{head}\n\n{table(ordered, columns)}{''.join(refused.values())}"
 
 
-SHORT = (BASELINE, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "dca", "lampe", "lambda")
+SHORT = (
+    BASELINE,
+    "yarn",
+    "llama3",
+    "self-extend",
+    "rerope",
+    "leaky-rerope",
+    "dca",
+    "lampe",
+    "lambda",
+)
 
 
 def short_table(rows: list[Row]) -> str:
     """The excess loss and the passkey accuracy of each method, by checkpoint."""
     cases = by_case(rows)
     heads = [
-        f"{model}, {factor} x" + ", passkeys" * any(row["kind"] == "passkey" for row in here)
+        f"{model}, {factor} x"
+        + ", passkeys" * any(row["kind"] == "passkey" for row in here)
         for (model, factor, _), here in cases.items()
     ]
 
     def cell(here: list[Row], method: str) -> str:
         own, base = (first(here, kind="loss", method=name) for name in (method, OWN))
         keys = first(here, kind="passkey", method=method)
-        loss = f"{excess(own, base).value:+.3f}" if own and base and "digest" in own else "–"
-        return f"{loss}, {keys['correct']}/{keys['n']}" if keys and "n" in keys else loss
+        loss = (
+            f"{excess(own, base).value:+.3f}"
+            if own and base and "digest" in own
+            else "–"
+        )
+        return (
+            f"{loss}, {keys['correct']}/{keys['n']}" if keys and "n" in keys else loss
+        )
 
     lines = [
-        [f"`{name}`" if name != BASELINE else name, *(cell(here, name) for here in cases.values())]
+        [
+            f"`{name}`" if name != BASELINE else name,
+            *(cell(here, name) for here in cases.values()),
+        ]
         for name in SHORT
     ]
     return markdown_rows(["", *heads], lines)
@@ -138,14 +177,26 @@ def cost_table(rows: list[Row]) -> str:
 
     def ratio(kind: str) -> Any:
         form = "{median:.2f} ({min:.2f} to {max:.2f})"
-        return lambda row: form.format(**row[kind]["ratio"]) if kind in row else "does not fit"
+        return lambda row: (
+            form.format(**row[kind]["ratio"]) if kind in row else "does not fit"
+        )
 
-    columns = {"remapping": lambda row: row["map"], "tokens": lambda row: f"{row['tokens']:,}"}
-    columns |= {head: ratio(head.split()[0]) for head in ("prefill", "decode step", "training step")}
-    columns["memory"] = lambda row: f"{row['training_mib']:.0f} MiB" if "training_mib" in row else "–"
+    columns = {
+        "remapping": lambda row: row["map"],
+        "tokens": lambda row: f"{row['tokens']:,}",
+    }
+    columns |= {
+        head: ratio(head.split()[0])
+        for head in ("prefill", "decode step", "training step")
+    }
+    columns["memory"] = lambda row: (
+        f"{row['training_mib']:.0f} MiB" if "training_mib" in row else "–"
+    )
     own = by(rows, "device")
     heads = {("cuda",): "On a GPU, in bfloat16:\n\n"}
-    return "\n\n".join(heads.get(device, "") + table(here, columns) for device, here in own.items())
+    return "\n\n".join(
+        heads.get(device, "") + table(here, columns) for device, here in own.items()
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, A
     documents = held_out_tales(tokenizer, length=length, count=count)
     losses = ropepatch.perplexity(model, None, [tale.ids for tale in documents]).nll
     floors = [-tale.log_probs()[1:].mean().item() for tale in documents]
-    excess = [loss.mean().item() - floor for loss, floor in zip(losses, floors, strict=True)]
+    excess = [
+        loss.mean().item() - floor for loss, floor in zip(losses, floors, strict=True)
+    ]
     floor = statistics.fmean(floors)
     return {
         "tales": count,
@@ -42,7 +44,9 @@ def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, A
         "excess": statistics.fmean(excess),
         "excess_standard_error": statistics.stdev(excess) / count**0.5,
         "over_floor": statistics.fmean(excess) / floor,
-        "forgetful": statistics.fmean(-tale.prior[1:].mean().item() for tale in documents),
+        "forgetful": statistics.fmean(
+            -tale.prior[1:].mean().item() for tale in documents
+        ),
     }
 
 
@@ -58,15 +62,21 @@ def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
     }
 
 
-def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int) -> dict[str, Any]:
+def retrieval(
+    model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int
+) -> dict[str, Any]:
     """The passkey accuracy by length and by fifth of the depth."""
-    retrieved = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=haystacks, seed=SEED)
+    retrieved = ropepatch.passkey(
+        model, tokenizer, lengths=lengths, haystacks=haystacks, seed=SEED
+    )
     cells: dict[str, Any] = {}
     for length in lengths:
         answers = [answer for answer in retrieved.answers if answer.length == length]
         answers.sort(key=lambda answer: answer.depth)
         size = len(answers) // len(FIFTHS)
-        parts = (answers[first : first + size] for first in range(0, len(answers), size))
+        parts = (
+            answers[first : first + size] for first in range(0, len(answers), size)
+        )
         cells[str(length)] = {
             name: {"correct": sum(answer.found for answer in part), "n": len(part)}
             for name, part in zip(FIFTHS, parts, strict=True)
@@ -82,11 +92,17 @@ def measure(case: Row, given: Namespace) -> Row:
         "tales": tales(model, tokenizer, length=256, count=400),
         "worth": worth(tokenizer, length=2048, count=100),
         "passkey_seed": SEED,
-        "passkey": retrieval(model, tokenizer, INSIDE, 200) | retrieval(model, tokenizer, BEYOND, 100),
+        "passkey": retrieval(model, tokenizer, INSIDE, 200)
+        | retrieval(model, tokenizer, BEYOND, 100),
     }
 
 
-STUDY = Study(name="tiny-checkpoint", about=__doc__, cases=lambda given: [{"model": "tiny"}], measure=measure)
+STUDY = Study(
+    name="tiny-checkpoint",
+    about=__doc__,
+    cases=lambda given: [{"model": "tiny"}],
+    measure=measure,
+)
 
 if __name__ == "__main__":
     STUDY.main()

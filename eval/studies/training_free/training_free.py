@@ -29,7 +29,11 @@ SHORT_FLOOR = "256-token floor"
 # Required parameters; all others have their defaults. Methods with lists of factors are left out, because no
 # search was made for this checkpoint.
 GIVEN: dict[str, Row] = {"abf": {"rope_theta": 500_000.0}}
-METHODS = [name for name, kind in ropepatch.METHODS.items() if name in GIVEN or not kind.required()]
+METHODS = [
+    name
+    for name, kind in ropepatch.METHODS.items()
+    if name in GIVEN or not kind.required()
+]
 
 
 def cases(given: Namespace) -> Iterator[Row]:
@@ -55,13 +59,22 @@ def measure(case: Row, given: Namespace) -> Row:
 
     if method in (FLOOR, SHORT_FLOOR):
         window = place.target if method == FLOOR else place.trained
-        return {"nats": losses(LossCurve(tuple(-nearby(tale, window)[1:] for tale in tales)))}
+        return {
+            "nats": losses(
+                LossCurve(tuple(-nearby(tale, window)[1:] for tale in tales))
+            )
+        }
     options = GIVEN.get(method, {})
     with ropepatch.patch(model, method, to=place.target, **options):
         curve = ropepatch.perplexity(model, None, [tale.ids for tale in tales])
-        answers = ropepatch.passkey(model, tokenizer, lengths=ends, haystacks=KEYS, seed=0)
+        answers = ropepatch.passkey(
+            model, tokenizer, lengths=ends, haystacks=KEYS, seed=0
+        )
     found = {end: answers.found(end).clusters for end in ends}
-    keys = {str(end): [sum(int(one) for one, _ in each), len(each)] for end, each in found.items()}
+    keys = {
+        str(end): [sum(int(one) for one, _ in each), len(each)]
+        for end, each in found.items()
+    }
     return {"given": options, "nats": losses(curve), "keys": keys}
 
 

@@ -18,7 +18,8 @@ from ropepatch.errors import RopepatchError
 
 IGNORED = -100  # the label of a token that is not trained on
 SHORTEST_COPY = 4  # tokens of the repeated string
-SHORTEST_PASSKEY = 80  # tokens: intro, two or three filler sentences, needle, question and answer
+# Tokens: intro, two or three filler sentences, needle, question and answer
+SHORTEST_PASSKEY = 80
 
 Row = tuple[Tensor, Tensor]  # ids and labels, [T] each
 
@@ -28,7 +29,9 @@ def copies(narrator: Narrator, length: int, seed: int) -> Row:
     draw = random.Random(seed)
     longest = (length - 3) // 2
     if longest < SHORTEST_COPY:
-        raise RopepatchError(f"a row of copies takes {2 * SHORTEST_COPY + 3} tokens, got {length}")
+        raise RopepatchError(
+            f"a row of copies takes {2 * SHORTEST_COPY + 3} tokens, got {length}"
+        )
     ids: list[int] = []
     while len(ids) < length:
         half = draw.randint(SHORTEST_COPY, longest)
@@ -39,12 +42,16 @@ def copies(narrator: Narrator, length: int, seed: int) -> Row:
 def passkey(narrator: Narrator, length: int, seed: int) -> Row:
     """Return a passkey prompt with its answer; half of them are shorter and followed by a story."""
     if length < SHORTEST_PASSKEY:
-        raise RopepatchError(f"a row of passkey takes {SHORTEST_PASSKEY} tokens, got {length}")
+        raise RopepatchError(
+            f"a row of passkey takes {SHORTEST_PASSKEY} tokens, got {length}"
+        )
     draw = random.Random(seed)
     shorter = draw.random() < 0.5
     tokens = draw.randint(SHORTEST_PASSKEY, length) if shorter else length
     prompt = passkey_prompt(narrator.tokenizer, tokens, draw.getrandbits(64))
-    return all_trained(torch.cat([prompt, narrator.tale(length, draw.getrandbits(64)).ids])[:length])
+    return all_trained(
+        torch.cat([prompt, narrator.tale(length, draw.getrandbits(64)).ids])[:length]
+    )
 
 
 def tales(narrator: Narrator, length: int, seed: int) -> Row:

@@ -48,14 +48,20 @@ PASSKEY = Words(
 )
 
 
-def passkey_prompt(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Tensor:
+def passkey_prompt(
+    tokenizer: PreTrainedTokenizerBase, length: int, seed: int
+) -> Tensor:
     """Return token ids [length] of a prompt with its answer; needle position and key are drawn uniformly.
 
     The first filler sentence loses its first tokens if it does not fit.
     """
     draw = random.Random(seed)
     key = "".join(draw.choices("0123456789", k=PASSKEY.digits))
-    parts = (*PASSKEY.filler, PASSKEY.needle.replace("{key}", key), f"{PASSKEY.question} {key}")
+    parts = (
+        *PASSKEY.filler,
+        PASSKEY.needle.replace("{key}", key),
+        f"{PASSKEY.question} {key}",
+    )
     texts = [PASSKEY.intro, *(f" {text}" for text in parts)]
     intro, *filler, needle, end = tokenizer(texts, add_special_tokens=False).input_ids
     begin = [tokenizer.bos_token_id, *intro]

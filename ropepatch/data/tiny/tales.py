@@ -55,7 +55,9 @@ class Tale:
         return self.prior.masked_fill(self.distance > 0, 0.0)
 
 
-def held_out_tales(tokenizer: PreTrainedTokenizerBase, *, length: int, count: int) -> list[Tale]:
+def held_out_tales(
+    tokenizer: PreTrainedTokenizerBase, *, length: int, count: int
+) -> list[Tale]:
     """Return ``count`` stories of ``length`` tokens on which the bundled checkpoint was not trained.
 
     They are always the same; shorter stories are prefixes of longer ones.
@@ -72,15 +74,32 @@ class Narrator:
     context begins within a value, the visible part gives no information about its other tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence] = SENTENCES) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        sentences: Sequence[Sentence] = SENTENCES,
+    ) -> None:
         self.tokenizer = tokenizer
         pools = {sentence.values for sentence in sentences}
         values = {pool: self._encode([f" {value}" for value in pool]) for pool in pools}
-        choices = {pool: _Choice((tokens, 1.0) for tokens in values[pool]) for pool in pools}
-        heads, middles, tails = map(self._encode, zip(*map(_parts, sentences), strict=True))
+        choices = {
+            pool: _Choice((tokens, 1.0) for tokens in values[pool]) for pool in pools
+        }
+        heads, middles, tails = map(
+            self._encode, zip(*map(_parts, sentences), strict=True)
+        )
         self._forms = [
-            _Form(sentence.subject, head, middle, tail, values[sentence.values], choices[sentence.values])
-            for sentence, head, middle, tail in zip(sentences, heads, middles, tails, strict=True)
+            _Form(
+                sentence.subject,
+                head,
+                middle,
+                tail,
+                values[sentence.values],
+                choices[sentence.values],
+            )
+            for sentence, head, middle, tail in zip(
+                sentences, heads, middles, tails, strict=True
+            )
         ]
         self._shares = [sentence.share for sentence in sentences]
         self._heads = _Choice(zip(heads, self._shares, strict=True))
@@ -90,7 +109,9 @@ class Narrator:
         """Return the first ``length`` tokens of an endless story, with the beginning-of-sequence token."""
         draw = random.Random(seed)
         ids, prior, distance = [self.tokenizer.bos_token_id], [0.0], [0]
-        values: dict[str, tuple[Tokens, int]] = {}  # by subject: the value and its last position
+        values: dict[
+            str, tuple[Tokens, int]
+        ] = {}  # by subject: the value and its last position
         while len(ids) < length:
             (form,) = draw.choices(self._forms, self._shares)
             ids += form.head
@@ -112,19 +133,33 @@ class Narrator:
         )
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
-        encoded = self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+        encoded = (
+            self.tokenizer(list(texts), add_special_tokens=False).input_ids
+            if texts
+            else []
+        )
         return list(map(tuple, encoded))
 
-    def _check(self, sentences: Sequence[Sentence], values: Mapping[tuple[str, ...], list[Tokens]]) -> None:
+    def _check(
+        self,
+        sentences: Sequence[Sentence],
+        values: Mapping[tuple[str, ...], list[Tokens]],
+    ) -> None:
         """Raise an error if the tokenizer would change the probabilities of sentences."""
         hint = "use a tokenizer with a beginning-of-sequence token, names in one token and digits one by one"
         if self.tokenizer.bos_token_id is None:
-            raise RopepatchError("the tokenizer has no beginning-of-sequence token for a tale", hint=hint)
+            raise RopepatchError(
+                "the tokenizer has no beginning-of-sequence token for a tale", hint=hint
+            )
         for sentence, form in zip(sentences, self._forms, strict=True):
-            value, tokens = (sentence.values[0], form.values[0]) if sentence.values else ("", ())
+            value, tokens = (
+                (sentence.values[0], form.values[0]) if sentence.values else ("", ())
+            )
             text = f" {sentence.text}".replace("{value}", value)
             if self._encode([text]) != [form.tokens(tokens)]:
-                raise RopepatchError(f"the tokenizer does not split {text!r} into its words", hint=hint)
+                raise RopepatchError(
+                    f"the tokenizer does not split {text!r} into its words", hint=hint
+                )
         for pool, split in values.items():
             if not _independent(split):
                 longest = max(zip(map(len, split), pool, strict=True))[1]
@@ -135,14 +170,19 @@ class Narrator:
         for head, following in pairwise(sorted(form.head for form in self._forms)):
             if following[: len(head)] == head:
                 beginning = self.tokenizer.decode(list(head))
-                raise RopepatchError(f"two sentences begin with {beginning!r}", hint="let them differ there")
+                raise RopepatchError(
+                    f"two sentences begin with {beginning!r}",
+                    hint="let them differ there",
+                )
 
 
 class _Choice:
     """A choice between token sequences, none of which is a prefix of another."""
 
     def __init__(self, options: Iterable[tuple[Tokens, float]]) -> None:
-        self._weights: dict[Tokens, float] = defaultdict(float)  # by prefix, the total of its options
+        self._weights: dict[Tokens, float] = defaultdict(
+            float
+        )  # by prefix, the total of its options
         for tokens, weight in options:
             for end in range(len(tokens) + 1):
                 self._weights[tokens[:end]] += weight
@@ -171,7 +211,9 @@ class _Form:
 def _parts(sentence: Sentence) -> tuple[str, str, str]:
     """Return the text before, between and after the two values, without the space before each."""
     before, middle, after = (
-        f" {sentence.text}".split(" {value}") if sentence.values else (f" {sentence.text}", "", "")
+        f" {sentence.text}".split(" {value}")
+        if sentence.values
+        else (f" {sentence.text}", "", "")
     )
     return before, middle, after
 
@@ -180,4 +222,6 @@ def _independent(values: Sequence[Tokens]) -> bool:
     """Return whether the tokens of a value are independent: every combination is a value."""
     columns = [set(column) for column in zip(*values, strict=False)]
     alike = all(len(value) == len(columns) for value in values)
-    return not values or (alike and math.prod(map(len, columns)) == len(set(values)) == len(values))
+    return not values or (
+        alike and math.prod(map(len, columns)) == len(set(values)) == len(values)
+    )

@@ -21,13 +21,18 @@ BASE = 500_000.0  # of abf, as in Llama 2 Long
 
 def offered() -> list[str]:
     """Return the methods that need only a factor, or a base."""
-    return [name for name, kind in METHODS.items() if kind.required() in ([], ["rope_theta"])]
+    return [
+        name
+        for name, kind in METHODS.items()
+        if kind.required() in ([], ["rope_theta"])
+    ]
 
 
 def methods() -> dict[str, dict[str, Any]]:
     """Return the descriptions and defaults of the offered methods."""
     return {
-        name: _described(METHODS[name]) | {"composing": dict(METHODS[name].composing)} for name in offered()
+        name: _described(METHODS[name]) | {"composing": dict(METHODS[name].composing)}
+        for name in offered()
     }
 
 
@@ -44,8 +49,14 @@ def _described(kind: Any) -> dict[str, Any]:
         "paper": kind.paper,
         "saved_as": kind.saved_as,
         "words": (kind.__doc__ or "").partition("\n")[0],
-        "parameters": {key: BASE if value is ... else value for key, value in defaults.items()},
-        "choices": {key: get_args(types[key]) for key in defaults if get_origin(types[key]) is Literal},
+        "parameters": {
+            key: BASE if value is ... else value for key, value in defaults.items()
+        },
+        "choices": {
+            key: get_args(types[key])
+            for key in defaults
+            if get_origin(types[key]) is Literal
+        },
     }
 
 
@@ -56,12 +67,21 @@ def presets() -> list[dict[str, Any]]:
     return [entry_of("tiny", title="tiny, the bundled model"), *known]
 
 
-def entry_of(model: str, *, title: str | None = None, revision: str | None = None) -> dict[str, Any]:
+def entry_of(
+    model: str, *, title: str | None = None, revision: str | None = None
+) -> dict[str, Any]:
     """Return the entry of a checkpoint: its config.json and its parsed RoPE."""
     source = Checkpoint.find(model, revision)
-    shown = source.name if source.revision else source.folder.resolve().name  # pages are shared
+    shown = (
+        source.name if source.revision else source.folder.resolve().name
+    )  # pages are shared
     shown = "tiny" if source.folder == TINY else shown
-    entry = {"name": Path(shown).name, "title": title or shown, "model": shown, "source": "its config.json"}
+    entry = {
+        "name": Path(shown).name,
+        "title": title or shown,
+        "model": shown,
+        "source": "its config.json",
+    }
     return entry | {"config": _rope_part(source), "rope": rope_entry(source)}
 
 

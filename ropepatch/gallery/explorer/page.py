@@ -14,7 +14,14 @@ from ropepatch.gallery.explorer.content import content
 
 HERE = Path(__file__).parent
 SCRIPTS = (  # in the order of execution
-    *("rope.js", "remappings.js", "checkpoint.js", "chart.js", "drawings.js", "live.js"),
+    *(
+        "rope.js",
+        "remappings.js",
+        "checkpoint.js",
+        "chart.js",
+        "drawings.js",
+        "live.js",
+    ),
     *("state.js", "sections.js", "reading.js", "study.js", "page.js"),
 )
 
@@ -43,17 +50,23 @@ def explore(
         RopepatchError: If the file exists or cannot be written, or the model's RoPE cannot be extended.
     """
     file = absent(out)
-    text = page_text(None if model is None else os.fspath(model), tiny=tiny, revision=revision)
+    text = page_text(
+        None if model is None else os.fspath(model), tiny=tiny, revision=revision
+    )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file, new=True) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RopepatchError(f"cannot write {out}: {error.strerror}", hint="name another file") from error
+        raise RopepatchError(
+            f"cannot write {out}: {error.strerror}", hint="name another file"
+        ) from error
     return file
 
 
-def page_text(model: str | None = None, *, tiny: bool = True, revision: str | None = None) -> str:
+def page_text(
+    model: str | None = None, *, tiny: bool = True, revision: str | None = None
+) -> str:
     """Return the page as text; the arguments are those of `explore`."""
     return _assembled(content(model, revision=revision), _reading() if tiny else None)
 
@@ -74,7 +87,9 @@ def _assembled(known: dict[str, Any], reading: dict[str, Any] | None) -> str:
         "scripts": "\n".join(map(_static, SCRIPTS)),
         "version": version,
     }
-    return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], _static("explorer.html"))
+    return re.sub(
+        r"\[\[(\w+)\]\]", lambda place: parts[place[1]], _static("explorer.html")
+    )
 
 
 def _static(name: str) -> str:

@@ -42,9 +42,18 @@ def reading() -> dict[str, Any]:
     layout, weights = _packed(model.state_dict())
     (tale,) = held_out_tales(tokenizer, length=TOKENS, count=1)
     floor = -tale.log_probs()
-    shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    shape = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+    )
     return {
-        "shape": {name: getattr(config, name) for name in (*shape, "num_key_value_heads", "rms_norm_eps")},
+        "shape": {
+            name: getattr(config, name)
+            for name in (*shape, "num_key_value_heads", "rms_norm_eps")
+        },
         "tied": config.tie_word_embeddings,
         "stretch": STRETCH,
         "layout": layout,
@@ -79,17 +88,29 @@ def _packed(state: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], str]:
             scales.append(part.scales.flatten())
             values.append(part.values.flatten())
             layout.append((name, *weight.shape))
-    parts = [torch.cat([*scales, *vectors]).numpy().tobytes(), torch.cat(values).numpy().tobytes()]
+    parts = [
+        torch.cat([*scales, *vectors]).numpy().tobytes(),
+        torch.cat(values).numpy().tobytes(),
+    ]
     return layout, base64.b64encode(b"".join(parts)).decode()
 
 
 def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
     writer = Writer(tokenizer)
-    drawn = list(Haystacks(lengths=LENGTHS, count=DRAWN, keys=1, kinds=("passkey",)).make(tokenizer))
+    drawn = list(
+        Haystacks(lengths=LENGTHS, count=DRAWN, keys=1, kinds=("passkey",)).make(
+            tokenizer
+        )
+    )
     for length, depth in product(LENGTHS, DEPTHS):
         haystacks = [haystack for haystack in drawn if length in haystack.stops]
-        ends = [haystack.asked[length][0].end / haystack.stops[length] for haystack in haystacks]
-        haystack = haystacks[min(range(DRAWN), key=lambda index: abs(ends[index] - depth))]
+        ends = [
+            haystack.asked[length][0].end / haystack.stops[length]
+            for haystack in haystacks
+        ]
+        haystack = haystacks[
+            min(range(DRAWN), key=lambda index: abs(ends[index] - depth))
+        ]
         stop, (question,) = haystack.stops[length], haystack.asked[length]
         key = tokenizer.decode(question.answer).strip()
         (needle,) = writer.follow([f" {PASSKEY.needle.replace('{key}', key)}"])
@@ -97,7 +118,9 @@ def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
             "length": length,
             "depth": depth,
             "key": key,
-            "ids": torch.cat([haystack.ids[:stop], question.ids, question.answer]).tolist(),
+            "ids": torch.cat(
+                [haystack.ids[:stop], question.ids, question.answer]
+            ).tolist(),
             "answer": len(question.answer),
             "needle": [question.end - len(needle), question.end],
             "question": stop,

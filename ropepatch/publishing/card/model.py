@@ -20,7 +20,12 @@ from ropepatch.model.source import ADAPTER, HUB_ID
 from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
-SAME = ("method", "factor", "parameters", "target")  # keys that identify a scaling in records and results
+SAME = (
+    "method",
+    "factor",
+    "parameters",
+    "target",
+)  # keys that identify a scaling in records and results
 
 
 class Evidence(NamedTuple):
@@ -33,7 +38,11 @@ class Evidence(NamedTuple):
 
     def row(self, series: Series, length: int, name: str | None) -> Row | None:
         """Return a result's row of a series at a length."""
-        return self.group.results[name].row(series.measure, **series.at(length)) if name is not None else None
+        return (
+            self.group.results[name].row(series.measure, **series.at(length))
+            if name is not None
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,9 @@ class Extended:
     @property
     def base_id(self) -> str | None:
         """The Hub id of the base model; None for a local one."""
-        on_hub = self.record.revision is not None and HUB_ID.fullmatch(self.record.model)
+        on_hub = self.record.revision is not None and HUB_ID.fullmatch(
+            self.record.model
+        )
         return self.record.model if on_hub else None
 
     @property
@@ -78,7 +89,12 @@ class Extended:
 
     def loaded_by(self, function: str) -> str:
         """Return the call that loads it."""
-        return call(f"{function}.from_pretrained", self.name, branch=self.branch, code=self.code is not None)
+        return call(
+            f"{function}.from_pretrained",
+            self.name,
+            branch=self.branch,
+            code=self.code is not None,
+        )
 
     @property
     def adapter_loading(self) -> str:
@@ -116,7 +132,9 @@ class Extended:
 
     def engine(self, name: str) -> Engine | None:
         """Return the record's entry for an engine."""
-        return next((engine for engine in self.record.engines if engine.engine == name), None)
+        return next(
+            (engine for engine in self.record.engines if engine.engine == name), None
+        )
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -124,12 +142,18 @@ class Extended:
         evidence: list[Evidence] = []
         seen: Counter[str] = Counter()
         for group in comparisons(sorted(self.results, key=_order)):
-            own = [name for name, result in group.results.items() if self._is_own(result)]
-            before = (name for name, result in group.results.items() if result.scaling is None)
+            own = [
+                name for name, result in group.results.items() if self._is_own(result)
+            ]
+            before = (
+                name for name, result in group.results.items() if result.scaling is None
+            )
             if own and group.task in TASKS:
                 seen[group.task] += 1
                 number = f"-{seen[group.task]}" if seen[group.task] > 1 else ""
-                evidence.append(Evidence(group, own[0], next(before, None), f"{group.task}{number}"))
+                evidence.append(
+                    Evidence(group, own[0], next(before, None), f"{group.task}{number}")
+                )
         return evidence
 
     def _is_own(self, result: Result) -> bool:
@@ -138,7 +162,9 @@ class Extended:
             scaling is not None
             and self.weights is not None
             and result.model.get("weights") == self.weights
-            and all(scaling.get(key) == as_read(getattr(self.record, key)) for key in SAME)
+            and all(
+                scaling.get(key) == as_read(getattr(self.record, key)) for key in SAME
+            )
             and result.fine_tuned == (self.record.training is not None)
         )
 

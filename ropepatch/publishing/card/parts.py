@@ -65,13 +65,19 @@ def headline(model: Extended) -> str:
         for series in evidence.group.main:
             if (own := evidence.group.last(evidence.own, series)) is not None:
                 rows = {"this checkpoint": own}
-                if (before := evidence.row(series, own.length, evidence.before)) is not None:
+                if (
+                    before := evidence.row(series, own.length, evidence.before)
+                ) is not None:
                     rows["the base model"] = before
-                sentences.append(plain(_sentence(evidence.group, series, own.length, rows)))
+                sentences.append(
+                    plain(_sentence(evidence.group, series, own.length, rows))
+                )
     return " ".join(sentences)
 
 
-def _sentence(group: Comparison, series: Series, length: int, rows: Mapping[str, Row]) -> str:
+def _sentence(
+    group: Comparison, series: Series, length: int, rows: Mapping[str, Row]
+) -> str:
     """Write a sentence on a series of several models at a length."""
     figures = []
     for name, row in rows.items():
@@ -82,7 +88,9 @@ def _sentence(group: Comparison, series: Series, length: int, rows: Mapping[str,
             details.append(f"n = {row.n:,}")
         if row.interval:
             details.append(f"95 % interval {row.interval}")
-        figures.append(f"{name} {row.text}" + (f" ({', '.join(details)})" if details else ""))
+        figures.append(
+            f"{name} {row.text}" + (f" ({', '.join(details)})" if details else "")
+        )
     text = group.parameters.get("text")
     of = f" of {text}" if text and series.measure == "loss" else ""
     return f"{series.title} at {length:,} tokens{of}: {', '.join(figures)}{group.reservation(series)}."
@@ -90,7 +98,11 @@ def _sentence(group: Comparison, series: Series, length: int, rows: Mapping[str,
 
 def warnings(model: Extended) -> list[str]:
     """Return the warnings about the results."""
-    lines = (plain(warning) for evidence in model.evidence for warning in evidence.group.warnings())
+    lines = (
+        plain(warning)
+        for evidence in model.evidence
+        for warning in evidence.group.warnings()
+    )
     return list(dict.fromkeys(lines))
 
 
@@ -126,9 +138,19 @@ def parts(model: Extended) -> Iterator[Part]:
 def _machine(evidence: Evidence) -> str:
     """Name the device and the versions of an evaluation."""
     env = evidence.group.results[evidence.own].env
-    versions = [f"{name} {env[name]}" for name in ("transformers", "torch") if name in env]
-    place = [str(env[name]).removeprefix("torch.") for name in ("device", "dtype") if name in env]
-    return f"Measured on {plain(', '.join([*place, *versions]))}." if versions and place else ""
+    versions = [
+        f"{name} {env[name]}" for name in ("transformers", "torch") if name in env
+    ]
+    place = [
+        str(env[name]).removeprefix("torch.")
+        for name in ("device", "dtype")
+        if name in env
+    ]
+    return (
+        f"Measured on {plain(', '.join([*place, *versions]))}."
+        if versions and place
+        else ""
+    )
 
 
 def short_context(model: Extended) -> str:
@@ -136,8 +158,12 @@ def short_context(model: Extended) -> str:
     if model.record.training is None:
         return ""
     check = model.record.training.short_context
-    change = f"{check.base:.3f} nats per token before, {check.now:.3f} after ({check.rise})"
-    verdict = check.verdict if check.passed else check.verdict.replace("above", "**above**")
+    change = (
+        f"{check.base:.3f} nats per token before, {check.now:.3f} after ({check.rise})"
+    )
+    verdict = (
+        check.verdict if check.passed else check.verdict.replace("above", "**above**")
+    )
     return f"Short-context check on held-out text{model.folded}: {change}, {verdict}."
 
 
@@ -153,10 +179,16 @@ def command(model: Extended) -> str:
 def plan(model: Extended) -> str:
     """Return the plan in the record, as YAML."""
     record = model.record
-    planned = {key: value for key in PLANNED if (value := getattr(record, key)) not in (None, {})}
+    planned = {
+        key: value
+        for key in PLANNED
+        if (value := getattr(record, key)) not in (None, {})
+    }
     if not model.is_adapter:
         changes = record.config_changes.items()
-        planned["config_changes"] = {key: value for key, value in changes if key not in LEGACY_KEYS}
+        planned["config_changes"] = {
+            key: value for key, value in changes if key not in LEGACY_KEYS
+        }
     return fenced(yaml_text(_readable(planned)), "yaml")
 
 
@@ -183,7 +215,8 @@ def teaching(training: Training | None) -> str:
     if '"generated": "questions"' in json.dumps(training.recipe.get("data")):
         kinds = ", ".join(code(kind) for kind in TAUGHT)
         text += (
-            f" Some sequences asked questions of the kinds {kinds}: high accuracy at these is partly learned."
+            f" Some sequences asked questions of the kinds {kinds}:"
+            " high accuracy at these is partly learned."
         )
     return text
 
@@ -203,14 +236,19 @@ def address(paper: str) -> str | None:
     """Return the web address of a paper; None if its site is unknown."""
     if match := re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})", paper):
         return f"https://arxiv.org/abs/{match[1]}"
-    return f"https://{paper}" if re.fullmatch(r"[a-z.]+\.[a-z]+/[\w/.-]+", paper) else None
+    return (
+        f"https://{paper}" if re.fullmatch(r"[a-z.]+\.[a-z]+/[\w/.-]+", paper) else None
+    )
 
 
 @cache
 def entries() -> dict[str, str]:
     """Read the entries of papers.bib, by the addresses of their papers."""
     text = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8")
-    return {one.rpartition(" {")[2].partition("}")[0]: one for one in text.strip().split("\n\n")}
+    return {
+        one.rpartition(" {")[2].partition("}")[0]: one
+        for one in text.strip().split("\n\n")
+    }
 
 
 def bibtex(paper: str) -> str | None:
@@ -222,14 +260,18 @@ def citation(model: Extended) -> str:
     """Return BibTeX for the method, the base model and ropepatch."""
     found = [bibtex(model.known_paper) if model.known_paper else None]
     if model.base_id:
-        owner, _, name = (part.replace("_", r"\_") for part in model.base_id.rpartition("/"))
+        owner, _, name = (
+            part.replace("_", r"\_") for part in model.base_id.rpartition("/")
+        )
         about = {"title": f"{{{name}}}"} | ({"author": f"{{{owner}}}"} if owner else {})
         where = {"note": f"revision {model.record.revision}", "url": model.base_address}
         found.append(_entry("base-model", about | where))
     about = {"title": "{ropepatch: longer context for RoPE checkpoints}"}
     if version := model.record.versions.get("ropepatch"):
         about["note"] = f"version {version}"
-    return fenced("\n\n".join(filter(None, [*found, _entry("ropepatch", about)])), "bibtex")
+    return fenced(
+        "\n\n".join(filter(None, [*found, _entry("ropepatch", about)])), "bibtex"
+    )
 
 
 def _entry(key: str, fields: dict[str, str]) -> str:

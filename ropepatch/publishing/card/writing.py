@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 DIGITS = 4  # after the point, of a metric
-TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
-MARKER = (
-    "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
-)
+TOKENIZERS = {
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+}
+MARKER = "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
 
 
-def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
+def write_card(
+    folder: Path, repo: str | None = None, revision: str | None = None
+) -> list[Path]:
     """Write README.md and its figures atomically into a folder that ropepatch wrote.
 
     Figures need matplotlib; without it there are none. The user's own README.md is kept.
@@ -58,14 +63,19 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
             partial.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise RopepatchError(
-            f"cannot write {card}: {error.strerror or error}", hint="choose a folder you may write to"
+            f"cannot write {card}: {error.strerror or error}",
+            hint="choose a folder you may write to",
         ) from error
     return [card, *drawings]
 
 
-def preview_card(folder: Path, repo: str | None = None, revision: str | None = None) -> str | None:
+def preview_card(
+    folder: Path, repo: str | None = None, revision: str | None = None
+) -> str | None:
     """Return the text that `write_card` would write, without figures; None if the card is the user's."""
-    return None if _is_users(folder / CARD) else card_text(_read(folder, repo, revision))
+    return (
+        None if _is_users(folder / CARD) else card_text(_read(folder, repo, revision))
+    )
 
 
 def _is_users(card: Path) -> bool:
@@ -76,7 +86,8 @@ def _is_users(card: Path) -> bool:
 def card_text(model: Extended) -> str:
     """Render the card; all its numbers are from the record and the results."""
     engines = [
-        [plain(one.engine), plain(one.reads), one.how or "", plain(one.note)] for one in model.record.engines
+        [plain(one.engine), plain(one.reads), one.how or "", plain(one.note)]
+        for one in model.record.engines
     ]
     card = ModelCard.from_template(
         _front_matter(model),
@@ -109,7 +120,13 @@ def _reservation(engine: Engine) -> str:
     if engine.reads == "not known":
         return (
             ": ".join(
-                filter(None, ("It is not known whether it supports this RoPE scaling", plain(engine.note)))
+                filter(
+                    None,
+                    (
+                        "It is not known whether it supports this RoPE scaling",
+                        plain(engine.note),
+                    ),
+                )
             )
             + "."
         )
@@ -126,19 +143,25 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     model = Extended(
         name=repo or folder.resolve().name or "model",
         record=records.read(folder),
-        results=[read_result(file) for file in sorted((folder / "evaluation").glob("*.json"))],
+        results=[
+            read_result(file) for file in sorted((folder / "evaluation").glob("*.json"))
+        ],
         files=frozenset(file.name for file in folder.iterdir()),
         branch=branch,
     )
     if model.is_adapter:
         return model
     checkpoint = Checkpoint(folder)
-    return replace(model, weights=checkpoint.fingerprint, loader=checkpoint.stock.auto_class)
+    return replace(
+        model, weights=checkpoint.fingerprint, loader=checkpoint.stock.auto_class
+    )
 
 
 def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
     """Yield a figure for every comparison by length, with its file stem."""
-    look = looks_of([result for part in model.evidence for result in part.group.results.values()])
+    look = looks_of(
+        [result for part in model.evidence for result in part.group.results.values()]
+    )
     for part in model.evidence:
         for picture in pictures_of_results(part.group, look):
             if picture.name == part.group.task:
@@ -152,7 +175,9 @@ def _front_matter(model: Extended) -> ModelCardData:
     """Return the metadata."""
     results = [result for evidence in model.evidence for result in _results(evidence)]
     base: Any = model.record.base
-    relation = "adapter" if model.is_adapter else "finetune" if model.record.training else None
+    relation = (
+        "adapter" if model.is_adapter else "finetune" if model.record.training else None
+    )
     return ModelCardData(
         base_model=model.base_id,
         base_model_relation=relation if model.base_id else None,
@@ -177,15 +202,27 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
     """Yield the results at the greatest length up to the target, and all lm-eval scores."""
     group, own = evidence.group, evidence.group.results[evidence.own]
     identity = task_of(group.task).identity
-    settings = {key: value for key in identity if (value := group.parameters.get(key)) is not None}
+    settings = {
+        key: value
+        for key in identity
+        if (value := group.parameters.get(key)) is not None
+    }
     counted = [series for series in group.series if not group.reservation(series)]
     last = [group.last(evidence.own, series) for series in counted]
     for row in own.rows:
         length = row.at.get("length")
-        if row.value is None or ("task" not in row.at and not any(row is one for one in last)):
+        if row.value is None or (
+            "task" not in row.at and not any(row is one for one in last)
+        ):
             continue
-        dataset = one_line(row.at.get("task") or group.parameters.get("text") or "generated text")
-        name = one_line(", ".join(filter(None, [measure_of(row.measure).hub, str(row.at.get("kind", ""))])))
+        dataset = one_line(
+            row.at.get("task") or group.parameters.get("text") or "generated text"
+        )
+        name = one_line(
+            ", ".join(
+                filter(None, [measure_of(row.measure).hub, str(row.at.get("kind", ""))])
+            )
+        )
         stated = {**row.at, "n": row.n, **({} if "task" in row.at else settings)}
         yield EvalResult(
             task_type="text-generation",
@@ -195,5 +232,7 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
             metric_type=one_line(measure_of(row.measure).hub),
             metric_name=f"{name} at {length:,} tokens" if length else name,
             metric_value=round(row.value, DIGITS),
-            metric_args={k: one_line(v) if isinstance(v, str) else v for k, v in stated.items()},
+            metric_args={
+                k: one_line(v) if isinstance(v, str) else v for k, v in stated.items()
+            },
         )

@@ -3,7 +3,11 @@
 All need matplotlib; without it they raise a `RopepatchError` with the command that installs it.
 """
 
-from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths
+from ropepatch.report.plots.changes import (
+    Rescaling,
+    plot_effective_distances,
+    plot_wavelengths,
+)
 from ropepatch.report.plots.pictures import (
     Picture,
     figures,

@@ -58,7 +58,14 @@ class Rescaling:
         """The change of a plan."""
         distances = plan.method if isinstance(plan.method, Remapping) else None
         rope = plan.source.config.rope
-        return cls(plan.method.name, rope, plan.frequencies(), plan.factor, plan.target, distances)
+        return cls(
+            plan.method.name,
+            rope,
+            plan.frequencies(),
+            plan.factor,
+            plan.target,
+            distances,
+        )
 
 
 def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:
@@ -71,11 +78,31 @@ def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:
         axes.set(xlim=(-0.5, rope.num_pairs - 0.5), xlabel="rotary pair")
         for band in bands(rope, inv_freq, change.factor):
             colour, alpha = SHADES[band.fate]
-            axes.axvspan(band.first - 0.5, band.last + 0.5, color=colour, alpha=alpha, lw=0, label=band.fate)
-        before, after = wavelengths(rope.inv_freq()), wavelengths(inv_freq)  # of a stopped pair infinite
-        for name, tokens, colour in (("before", before, PLAIN), (f"after {change.name}", after, look.colour)):
+            axes.axvspan(
+                band.first - 0.5,
+                band.last + 0.5,
+                color=colour,
+                alpha=alpha,
+                lw=0,
+                label=band.fate,
+            )
+        before, after = (
+            wavelengths(rope.inv_freq()),
+            wavelengths(inv_freq),
+        )  # of a stopped pair infinite
+        for name, tokens, colour in (
+            ("before", before, PLAIN),
+            (f"after {change.name}", after, look.colour),
+        ):
             drawn = tokens.where(tokens.isfinite(), torch.nan)
-            axes.plot(drawn.tolist(), "o", color=colour, markersize=3, fillstyle="none", label=name)
+            axes.plot(
+                drawn.tolist(),
+                "o",
+                color=colour,
+                markersize=3,
+                fillstyle="none",
+                label=name,
+            )
         for name, length in (
             ("original length", rope.original_max_position_embeddings),
             ("target length", change.target),
@@ -93,8 +120,15 @@ def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figur
     distance were D / divisor: the line is the greatest distance over the pairs that do not complete a
     rotation within L, the shade reaches to the least. The changes have the same L and target.
     """
-    window, target = changes[0][0].rope.original_max_position_embeddings, changes[0][0].target
-    keys = torch.linspace(target - 1, 0, min(POINTS, target), dtype=torch.float64).round().long()
+    window, target = (
+        changes[0][0].rope.original_max_position_embeddings,
+        changes[0][0].target,
+    )
+    keys = (
+        torch.linspace(target - 1, 0, min(POINTS, target), dtype=torch.float64)
+        .round()
+        .long()
+    )
     true = target - 1 - keys
     with canvas(3.6) as figure:
         axes = figure.subplots()
@@ -103,12 +137,27 @@ def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figur
         highest = float(window)
         for change, (colour, dash) in changes:
             low, high = effective_distances(change, keys)
-            axes.plot(true.tolist(), high.tolist(), color=colour, linestyle=dash, label=change.name)
-            axes.fill_between(true.tolist(), low.tolist(), high.tolist(), color=colour, alpha=0.1, lw=0)
+            axes.plot(
+                true.tolist(),
+                high.tolist(),
+                color=colour,
+                linestyle=dash,
+                label=change.name,
+            )
+            axes.fill_between(
+                true.tolist(),
+                low.tolist(),
+                high.tolist(),
+                color=colour,
+                alpha=0.1,
+                lw=0,
+            )
             highest = max(highest, float(high.nan_to_num(0).max()))
         axes.axhline(window, **DASHED)
         axes.set(xlim=(0, target), ylim=(0, min(1.1 * highest, OVERSHOOT * window)))
-        axes.set_xlabel(f"true distance of the last token's keys (dashed: {short_length(window)} tokens)")
+        axes.set_xlabel(
+            f"true distance of the last token's keys (dashed: {short_length(window)} tokens)"
+        )
         legend_beside(axes)
     return figure
 
@@ -134,5 +183,7 @@ def slow_divisors(rope: Rope, inv_freq: Tensor) -> tuple[float, float]:
     before = rope.inv_freq()
     rotated = rotations(before, rope.original_max_position_embeddings)
     slowest = rotated[rotated > 0].min()
-    slow = divisors(before, inv_freq)[(rotated > 0) & (rotated <= max(1.0, float(slowest)))]
+    slow = divisors(before, inv_freq)[
+        (rotated > 0) & (rotated <= max(1.0, float(slowest)))
+    ]
     return float(slow.min()), float(slow.max())

@@ -64,7 +64,9 @@ def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     """The gain from the context beyond the original length, in nats per token; below 0 it is harmful."""
     with canvas() as figure:
         axes = figure.subplots()
-        axes.set_title(f"{shown(comparison.model)}: gain from the longer context (nats/token)")
+        axes.set_title(
+            f"{shown(comparison.model)}: gain from the longer context (nats/token)"
+        )
         _draw(axes, comparison, comparison.rows("gain", "begin", "end"), look)
         axes.axhline(0, color=FAINT, linewidth=0.9)
         length_axis(axes, trained=comparison.trained, label="position, tokens")
@@ -78,7 +80,9 @@ def plot_found(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     with canvas(0.4 + 2.4 * len(series)) as figure:
         panels = figure.subplots(len(series), sharex=True, squeeze=False).flatten()
         for axes, one in zip(panels, series, strict=True):
-            axes.set_title(f"{shown(comparison.model)}: {one.title.lower()}{comparison.reservation(one)}")
+            axes.set_title(
+                f"{shown(comparison.model)}: {one.title.lower()}{comparison.reservation(one)}"
+            )
             rows = {name: one.of(result) for name, result in comparison.results.items()}
             _draw(axes, comparison, rows, look)
             axes.set_ylim(-0.03, 1.03)
@@ -102,15 +106,28 @@ def plot_depths(comparison: Comparison, kind: str | None = None) -> Figure:
             }
             depths = sorted({depth for depth, _ in shares})
             lengths = sorted({length for _, length in shares})
-            table = [[shares.get((depth, length), math.nan) for length in lengths] for depth in depths]
-            image = axes.imshow(np.array(table, dtype=float), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            table = [
+                [shares.get((depth, length), math.nan) for length in lengths]
+                for depth in depths
+            ]
+            image = axes.imshow(
+                np.array(table, dtype=float),
+                cmap="Blues",
+                vmin=0,
+                vmax=1,
+                aspect="auto",
+            )
             axes.grid(visible=False)
             axes.set_title(shown(name))
-            axes.set_xticks(range(len(lengths)), [short_length(length) for length in lengths])
+            axes.set_xticks(
+                range(len(lengths)), [short_length(length) for length in lengths]
+            )
             axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
             axes.set_ylabel("depth")
         panels[-1].set_xlabel("length, tokens")
-        figure.colorbar(image, ax=panels.tolist(), format=lambda share, _: f"{share:.0%}")
+        figure.colorbar(
+            image, ax=panels.tolist(), format=lambda share, _: f"{share:.0%}"
+        )
     return figure
 
 
@@ -129,16 +146,32 @@ def _draw(
         low = np.array([row.low for row in rows], dtype=float)
         high = np.array([row.high for row in rows], dtype=float)
         colour, dash = look[name]
-        axes.plot(places, of(value), color=colour, linestyle=dash, label=name, marker="o", markersize=3)
+        axes.plot(
+            places,
+            of(value),
+            color=colour,
+            linestyle=dash,
+            label=name,
+            marker="o",
+            markersize=3,
+        )
         if not np.isnan([low, high]).any():
-            axes.fill_between(places, of(low), of(high), color=colour, alpha=0.12, linewidth=0)
+            axes.fill_between(
+                places, of(low), of(high), color=colour, alpha=0.12, linewidth=0
+            )
     if comparison.floor is not None and rows_by_name:
         first = next(iter(rows_by_name.values()))[0]
         bounds = sorted(comparison.floor.of(first.measure, *first.at), key=_place)
         if bounds:
             values = of(np.array([row.value for row in bounds], dtype=float))
             colour, dash = FLOOR_LOOK
-            axes.plot([_place(row) for row in bounds], values, color=colour, linestyle=dash, label="floor")
+            axes.plot(
+                [_place(row) for row in bounds],
+                values,
+                color=colour,
+                linestyle=dash,
+                label="floor",
+            )
 
 
 def _span(rows_by_name: Rows) -> tuple[float, float]:

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons
 from ropepatch.evaluation.results import Result, slug
-from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths
+from ropepatch.report.plots.changes import (
+    Rescaling,
+    plot_effective_distances,
+    plot_wavelengths,
+)
 from ropepatch.report.plots.lines import (
     plot_depths,
     plot_found,
@@ -58,7 +62,9 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             Path(model).name if len(models) > 1 else "",
             short_length(target) if len(targets) > 1 else "",
         ]
-        pictures = [picture for group in groups for picture in pictures_of_results(group, look)]
+        pictures = [
+            picture for group in groups for picture in pictures_of_results(group, look)
+        ]
         _add(drawn, pictures, *parts)
     return drawn
 
@@ -73,7 +79,11 @@ def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
 def plot_plan(plan: Plan) -> Figure:
     """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its remapping."""
     ((change, look),) = _planned([plan])
-    return plot_effective_distances([(change, look)]) if change.distances else plot_wavelengths(change, look)
+    return (
+        plot_effective_distances([(change, look)])
+        if change.distances
+        else plot_wavelengths(change, look)
+    )
 
 
 def _planned(plans: Sequence[Plan]) -> Changes:
@@ -99,14 +109,20 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
     )
 
 
-def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
+def pictures_of_results(
+    comparison: Comparison, look: Mapping[str, Look]
+) -> list[Picture]:
     """The figures that the rows of a comparison allow."""
     present = set(comparison.kinds_of_rows())
-    trained = f"dashed: the original length of {short_length(comparison.trained)} tokens"
+    trained = (
+        f"dashed: the original length of {short_length(comparison.trained)} tokens"
+    )
     pictures = []
     if ("loss", ("length",)) in present:
         caption = f"Perplexity by length, on logarithmic axes; {BANDS}; {trained}."
-        pictures.append(Picture("perplexity", plot_perplexity(comparison, look), caption))
+        pictures.append(
+            Picture("perplexity", plot_perplexity(comparison, look), caption)
+        )
     if ("loss", ("begin", "end")) in present:
         caption = f"Mean loss of the tokens at these positions; {BANDS}; {trained}."
         pictures.append(Picture("positions", plot_positions(comparison, look), caption))
@@ -121,8 +137,12 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
         pictures.append(Picture("depths", plot_depths(comparison), caption))
     if ("found", ("kind", "length", "depth")) in present:
         for kind in comparison.kinds:
-            caption = f"{kind}: retrieval accuracy by prompt length and depth of the needle."
-            pictures.append(Picture(f"depths-{kind}", plot_depths(comparison, kind), caption))
+            caption = (
+                f"{kind}: retrieval accuracy by prompt length and depth of the needle."
+            )
+            pictures.append(
+                Picture(f"depths-{kind}", plot_depths(comparison, kind), caption)
+            )
     return pictures
 
 
@@ -132,6 +152,10 @@ def pictures_of_changes(changes: Changes) -> list[Picture]:
     for change, look in changes:
         if change.distances is None:
             pictures.append(
-                Picture(f"wavelengths-{change.name}", plot_wavelengths(change, look), WAVELENGTHS)
+                Picture(
+                    f"wavelengths-{change.name}",
+                    plot_wavelengths(change, look),
+                    WAVELENGTHS,
+                )
             )
     return pictures

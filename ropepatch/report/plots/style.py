@@ -19,9 +19,21 @@ if TYPE_CHECKING:
 WIDTH = 6.4  # inches
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the baseline
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+)  # Okabe and Ito's
 DASHES = ("-", "--", ":", "-.")
-DASHED: Any = {"color": FAINT, "linewidth": 0.9, "linestyle": "--", "zorder": 0.9}  # a length
+DASHED: Any = {
+    "color": FAINT,
+    "linewidth": 0.9,
+    "linestyle": "--",
+    "zorder": 0.9,
+}  # a length
 
 STYLE: Any = {
     "figure.dpi": 100,
@@ -115,7 +127,11 @@ def drawn(figure: Figure, kind: str) -> bytes:
     """The figure as a png or svg file, reproducible, because it has no date."""
     file = BytesIO()
     with house_style():
-        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        figure.savefig(
+            file,
+            format=kind,
+            metadata={"Date": None} if kind == "svg" else {"Software": None},
+        )
     return file.getvalue()
 
 
@@ -125,7 +141,9 @@ def house_style() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise RopepatchError("figures need matplotlib", hint='pip install "ropepatch[plot]"') from error
+        raise RopepatchError(
+            "figures need matplotlib", hint='pip install "ropepatch[plot]"'
+        ) from error
     with matplotlib.rc_context(STYLE):
         yield
 
