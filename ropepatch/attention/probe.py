@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_by
 from ropepatch.attention.modeling_position_remapping import rotate
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import RotarySite
 from ropepatch.model.head import check_finite, evaluating, shadowed
-from ropepatch.model.rotary import RotarySite
 
 PROBE_ATTENTION = "ropepatch_probe"
 TOKENS = 4  # in the probed sequence

@@ -14,12 +14,13 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS
 from ropepatch.model.config import (
     ORIGINAL,
+    SEQUENCE,
     STATING,
     TEXT_PARTS,
     load_config,
+    stated_window,
     text_config,
 )
-from ropepatch.model.rotary import SEQUENCE, stated_window
 
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 UNSCALED = (

@@ -46,6 +46,7 @@ from ropepatch.model.config import (
     KNOWN_TYPES,
     ORIGINAL,
     SCALING_KEYS,
+    SEQUENCE,
     VENDOR_TYPES,
     WITH_ORIGINAL,
     blueprint,
@@ -53,16 +54,18 @@ from ropepatch.model.config import (
     default_theta,
     differs_by_layer,
     dual_chunk_original,
+    find_rotary,
     generates,
     is_known,
+    kind_of,
     legacy_keys,
     load_config,
+    read_rope,
     stated_class,
+    stated_window,
     text_config,
 )
 from ropepatch.model.engine_types import needing_older_keys
-from ropepatch.model.kinds import kind_of
-from ropepatch.model.rotary import SEQUENCE, find_rotary, read_rope, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
 
 DEFAULT_THETA = 10_000.0

@@ -19,7 +19,7 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Named, Registry
 
 if TYPE_CHECKING:
-    from ropepatch.model.checkpoint import Config
+    from ropepatch.model.config import Config
 
 
 @dataclass(frozen=True)

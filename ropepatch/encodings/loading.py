@@ -16,10 +16,9 @@ from ropepatch.encodings.encoding import ENCODINGS, ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.kinds import saved_remapping
+from ropepatch.model.config import SEQUENCE, find_rotary, saved_remapping
 from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.model.precision import best_device
-from ropepatch.model.rotary import SEQUENCE, find_rotary
 from ropepatch.settings import shown
 
 

@@ -32,9 +32,8 @@ from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
-from ropepatch.model.checkpoint import Config
-from ropepatch.model.config import text_config
-from ropepatch.model.kinds import write_swapped
+from ropepatch.model.checkpoint import saving, write_swapped
+from ropepatch.model.config import Config, text_config
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,
@@ -42,7 +41,6 @@ from ropepatch.model.rotary import (
     find_substitute,
     own_configs,
 )
-from ropepatch.model.stock import saving
 
 logger = logging.getLogger("ropepatch")
 

@@ -17,26 +17,23 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.remapping_code import remapping_code, remapping_keys
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
-from ropepatch.model.checkpoint import (
-    UP_TO_SWITCH,
-    Checkpoint,
-    Config,
-    InMemory,
-    changed_since,
-)
+from ropepatch.model.checkpoint import CODE, Checkpoint, InMemory, changed_since
 from ropepatch.model.config import (
+    KEY,
     ORIGINAL,
     QUERY_TEMPERATURE,
     SCALING_KEYS,
+    SEQUENCE,
+    UP_TO_SWITCH,
+    Config,
     differs_by_layer,
     head_dim_of,
     legacy_keys,
     of_global_layers,
+    switches,
 )
 from ropepatch.model.gguf import FACTORS, FREQS, GgufModel, GgufRope
 from ropepatch.model.gguf_file import check_numbers
-from ropepatch.model.kinds import CODE, KEY
-from ropepatch.model.rotary import SEQUENCE, switches
 from ropepatch.scaling import Scaling, YaRN, make_scaling
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.powers import Unscaled, ntk_theta

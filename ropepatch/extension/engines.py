@@ -23,12 +23,10 @@ from ropepatch.model.architectures import (
     GGUF_OTHERWISE,
     gguf_architecture,
 )
-from ropepatch.model.checkpoint import Config
-from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE
+from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE, Config, switches
 from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, found
 from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
 from ropepatch.model.record_file import Part, Text
-from ropepatch.model.rotary import switches
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature

@@ -17,18 +17,22 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import ACROSS_LAYERS
 from ropepatch.extension.planning import Plan, check_layers, plan_method
-from ropepatch.model.checkpoint import Checkpoint, Config, InMemory
-from ropepatch.model.config import ORIGINAL, text_config
+from ropepatch.model.checkpoint import Checkpoint, InMemory
+from ropepatch.model.config import (
+    ORIGINAL,
+    SEQUENCE,
+    Config,
+    find_rotary,
+    scaled_twin,
+    text_config,
+)
 from ropepatch.model.in_memory import check_rope
 from ropepatch.model.rotary import (
-    SEQUENCE,
     RotarySubstitute,
     Substitution,
     base_model,
-    find_rotary,
     find_substitute,
     own_configs,
-    scaled_twin,
 )
 from ropepatch.model.source import ADAPTER, stated_by_card
 from ropepatch.scaling import METHODS, Scaling

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ropepatch.model.checkpoint import Config
+from ropepatch.model.config import Config
 
 
 def query_layers(model: PreTrainedModel, config: Config) -> Iterator[tuple[str, Any]]:

@@ -16,8 +16,8 @@ from typing import Any
 from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import converted, support_of
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
-from ropepatch.model.checkpoint import Checkpoint, Config
-from ropepatch.model.config import DUAL_CHUNK, LEGACY_KEYS, dual_chunk_original
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import DUAL_CHUNK, LEGACY_KEYS, Config, dual_chunk_original
 from ropepatch.model.cost import cache_bytes
 from ropepatch.model.gguf import GgufModel, GgufRope
 from ropepatch.scaling import Scaling

@@ -15,10 +15,9 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.extension.remapping_code import load_remapped, remapped_layers
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
+from ropepatch.model.config import stock_code, text_config
 from ropepatch.model.head import check_finite
 from ropepatch.model.precision import available_bytes
-from ropepatch.model.stock import stock_code
 
 PROBE_TOKENS = 48
 # Of a logit; the same operations in the same order should be bit-identical

@@ -11,19 +11,22 @@ from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.extension.changes import ACROSS_LAYERS, Planned
 from ropepatch.files import read_json
 from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
-from ropepatch.model.checkpoint import Checkpoint, Config, InMemory
+from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.config import (
     DUAL_CHUNK,
     ORIGINAL,
+    SEQUENCE,
+    Config,
     check_dequantised,
     differs_by_layer,
     dual_chunk_original,
     quantization_of,
+    stated_window,
+    switches,
 )
 from ropepatch.model.gguf import FREQS, GgufModel
 from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
-from ropepatch.model.rotary import SEQUENCE, stated_window, switches
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import short_length
 

@@ -34,10 +34,9 @@ from ropepatch.extension.verification import (
     verify,
 )
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
-from ropepatch.model.checkpoint import Checkpoint, Config
-from ropepatch.model.config import DUAL_CHUNK, stated_class
+from ropepatch.model.checkpoint import Checkpoint, code_of, saving
+from ropepatch.model.config import DUAL_CHUNK, KEY, Config, stated_class
 from ropepatch.model.gguf import GgufModel
-from ropepatch.model.kinds import KEY, code_of
 from ropepatch.model.loading import check_weights
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
@@ -49,7 +48,6 @@ from ropepatch.model.source import (
     stated_by_card,
     without_paths,
 )
-from ropepatch.model.stock import saving
 from ropepatch.model.weights import NAMED, Progress, checksums, clone_files
 from ropepatch.scaling.method import Method
 

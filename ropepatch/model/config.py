@@ -1,15 +1,29 @@
-"""config.json as transformers parses it, its older and newer keys, and the model it describes."""
+"""config.json as stock transformers reads it: all that a plan needs of a model.
+
+A checkpoint with a position remapping has its own model type, and code in its folder, which transformers runs
+with trust_remote_code. ropepatch takes the remapping from config.json and never runs the code. A checkpoint
+with a swapped position encoding has an unknown model type; `ropepatch.json` contains the original one.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import json
+import logging
 import math
 import reprlib
-from collections.abc import Iterable
-from typing import Any, TypeGuard
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
@@ -23,13 +37,28 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.utils import logging as transformers_logging
 
-from ropepatch.errors import RopepatchError
-from ropepatch.model.architectures import GLOBAL_LAYERS, NEOX_KEYS
-from ropepatch.model.kinds import check_stock
-from ropepatch.model.stock import stock_code
+from ropepatch.errors import RopepatchError, argument, is_out_of_memory
+from ropepatch.model.architectures import (
+    GLOBAL_LAYERS,
+    NEOX_KEYS,
+    SLIDING_LAYERS,
+    TIED,
+    WITHOUT_ROPE,
+    LocalRope,
+    local_rope,
+    trained_on,
+)
+from ropepatch.model.rotary import (
+    RotarySubstitute,
+    base_model,
+    find_substitute,
+    is_stock,
+)
 from ropepatch.scaling.rope import ORIGINAL as ORIGINAL
-from ropepatch.settings import MAX_NUMBER
+from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings import MAX_NUMBER, Length, number_of, relative_length, shown
 
 REQUIRED = {  # by rope type
     "linear": ("factor",),
@@ -88,6 +117,125 @@ STATING = {
     "rope_parameters",
 }  # of language models
 MAX_LAYERS = 1000  # more means a damaged config.json, and would exhaust memory
+SEQUENCE = "max_sequence_length"  # FastChat's key of the extended context length
+MAX_PAIRS = 1 << 15
+# The `longrope` frequencies up to the original context length
+UP_TO_SWITCH = "up to the switch"
+REMAPPED = "-position-remapping"  # the suffix of the model_type of a checkpoint with a position remapping
+KEY = "position_remapping"  # in config.json
+# The model_type of a checkpoint with a swapped position encoding
+NEEDS_ROPEPATCH = "needs_ropepatch"
+Kind = Literal["stock", "mapped", "swapped"]
+_QUIET = ContextVar("_QUIET", default=False)
+
+
+# Stock code, without its warnings and with one-line errors
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or not _QUIET.get()
+
+
+def _filter_handlers() -> None:
+    """Add a filter to every handler of transformers that hides warnings within `stock_code`."""
+    logger: logging.Logger | None = logging.getLogger("transformers")
+    while logger:
+        for handler in logger.handlers:
+            handler.addFilter(_is_heard)  # once: a second time does nothing
+        logger = logger.parent if logger.propagate else None
+
+
+@contextmanager
+def stock_code(
+    what: str, hint: str = "fix config.json so that transformers loads it"
+) -> Iterator[None]:
+    """Convert any exception of transformers to a one-line error, and hide its warnings.
+
+    Only warnings of this thread are hidden: the logger's level, which all threads share, does not change.
+    """
+    _filter_handlers()
+    token = _QUIET.set(True)
+    try:
+        yield
+    except RopepatchError:
+        raise
+    except Exception as error:  # stock code may raise anything on invalid files
+        cause: BaseException = error
+        while (
+            cause.__cause__ is not None
+        ):  # strict configurations wrap the reason twice
+            cause = cause.__cause__
+        if is_out_of_memory(cause):
+            raise
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise RopepatchError(
+            f"transformers cannot {what}: {reason[:300]}", hint=hint
+        ) from error
+    finally:
+        _QUIET.reset(token)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Disable transformers' progress bars, which it shows also without a terminal."""
+    logging: Any = transformers_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+# What stock transformers must reject
+
+
+def kind_of(raw: dict[str, Any]) -> Kind:
+    """Return the kind of a checkpoint, by its config.json."""
+    if raw.get("model_type") == NEEDS_ROPEPATCH:
+        return "swapped"
+    return "mapped" if str(raw.get("model_type")).endswith(REMAPPED) else "stock"
+
+
+def check_stock(raw: dict[str, Any]) -> None:
+    """Raise a `RopepatchError` for a position remapping or a swapped encoding in config.json."""
+    if kind_of(raw) == "mapped":
+        described = saved_remapping(raw)
+        raise RopepatchError(
+            f"this checkpoint has a position remapping already "
+            f"({described['name']} to {described['target']} tokens)",
+            hint="ropepatch.load and `ropepatch eval` take it; start from the checkpoint it was made from",
+        )
+    if kind_of(raw) == "swapped":
+        raise RopepatchError(
+            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no RoPE",
+            hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
+        )
+
+
+def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the remapping: `name`, `parameters`, and in tokens the `window` L and the `target` N."""
+    described = raw.get(KEY)
+    kinds = {"name": str, "parameters": dict, "window": int, "target": int}
+    if not isinstance(described, dict) or any(
+        type(described.get(key)) is not kinds[key] for key in kinds
+    ):
+        raise RopepatchError(
+            f"config.json has an invalid {KEY}, got {shown(described)}",
+            hint="copy it again from where the checkpoint came from",
+        )
+    return described
+
+
+def without_remapping(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json for the stock architecture, without the remapping."""
+    saved_remapping(raw)
+    others = {key: value for key, value in raw.items() if key not in ("auto_map", KEY)}
+    return others | {"model_type": str(raw["model_type"]).removesuffix(REMAPPED)}
+
+
+# config.json
 
 
 def load_config(
@@ -422,3 +570,681 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
             "partial_rotary_factor"
         ]
     return keys
+
+
+# The rotary module
+
+
+@dataclass(frozen=True)
+class RotarySite:
+    """A model's rotary module.
+
+    Args:
+        path: Its name in `model.named_modules()`.
+        rotary_class: The stock class.
+        layer_type: The scaled layer type if RoPE differs by layer type; else None.
+    """
+
+    path: str
+    rotary_class: type[nn.Module]
+    layer_type: str | None
+
+    def attribute(self, name: str) -> str:
+        """Return the stock module's name of `inv_freq` or `attention_scaling`."""
+        return name if self.layer_type is None else f"{self.layer_type}_{name}"
+
+    def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
+        """Select the rope_parameters of the scaled layer type."""
+        selected: dict[str, Any] = (
+            rope_parameters[self.layer_type] if self.layer_type else rope_parameters
+        )
+        return selected
+
+    def replaced(
+        self, rope_parameters: dict[str, Any], flat: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Replace the rope_parameters of the scaled layer type by `flat`."""
+        return (
+            flat
+            if self.layer_type is None
+            else rope_parameters | {self.layer_type: flat}
+        )
+
+
+def find_rotary(model: nn.Module) -> RotarySite:
+    """Find the rotary module of a model; raise a `RopepatchError` unless it is one like LLaMA's."""
+    if substitute := find_substitute(model, RotarySubstitute):
+        raise RopepatchError(substitute[1].state, hint=substitute[1].way_back)
+    config: Any = model.config
+    refusal = partial(_refusal, config.model_type)
+    modules = language_ropes(model)
+    if not modules and text_config(config).model_type in WITHOUT_ROPE:
+        raise RopepatchError(
+            f"the attention of {config.model_type} has no RoPE: it needs no scaling for a longer context",
+            hint="write the longer length as max_position_embeddings into config.json",
+        )
+    if not modules:
+        raise refusal(
+            "it has no rotary module (positions are learned, biased or absent)"
+        )
+    if len(modules) > 1 and getattr(config, "thinker_config", None):
+        raise RopepatchError(
+            f"{config.model_type} is several models, of which its thinker reads text",
+            hint="save that alone, by from_pretrained and save_pretrained of transformers' class with "
+            "Thinker in its name, and extend it",
+        )
+    if len(modules) > 1:
+        raise refusal(
+            f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ..."
+        )
+    ((path, module),) = modules.items()
+    rotary_class = type(module)
+    if others := [
+        name
+        for name, one in model.named_modules()
+        if type(one) is rotary_class and one is not module
+    ]:
+        raise refusal(
+            f"it has another {rotary_class.__name__} beside that of its decoder, {others[0]}"
+        )
+    if state := list(module.state_dict()):
+        raise refusal(
+            f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})"
+        )
+    arguments = list(inspect.signature(rotary_class.forward).parameters)
+    if arguments[1:3] != ["x", "position_ids"]:
+        raise refusal(
+            f"its {rotary_class.__name__} is called with {arguments[1:]}, not (x, position_ids)"
+        )
+    if not isinstance(getattr(module, "rope_type", None), dict):
+        if not hasattr(module, "inv_freq") or not hasattr(module, "attention_scaling"):
+            raise refusal(
+                f"its {rotary_class.__name__} has no inv_freq with an attention_scaling"
+            )
+        return RotarySite(path, rotary_class, None)
+    layers = getattr(text_config(config), "layer_types", None) or []
+    if set(layers) == {SLIDING_LAYERS}:
+        raise RopepatchError(
+            f"all {len(layers)} layers of this {config.model_type} have a sliding window of "
+            f"{text_config(config).sliding_window} tokens: nothing attends further",
+            hint=f"a test model needs a layer of {GLOBAL_LAYERS} in layer_types",
+        )
+    if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
+        raise refusal(
+            f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
+        )
+    return RotarySite(path, rotary_class, GLOBAL_LAYERS)
+
+
+def language_ropes(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the rotary modules of a model by path; for a multimodal model those of its language model."""
+    any_model: Any = model
+    config = any_model.config
+    decoder = any_model if text_config(config) is config else any_model.get_decoder()
+    within = set(map(id, decoder.modules()))
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if id(module) in within and holds_frequencies(module)
+    }
+
+
+def holds_frequencies(module: nn.Module) -> bool:
+    """Return whether a module has a buffer of frequencies."""
+    names = (name for name, _ in module.named_buffers(recurse=False))
+    return any(name == "inv_freq" or name.endswith("_inv_freq") for name in names)
+
+
+def _refusal(model_type: str, reason: str) -> RopepatchError:
+    return RopepatchError(
+        f"{model_type} is not supported: {reason}",
+        hint="the documentation lists the supported model types",
+    )
+
+
+def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Module:
+    """Copy a stock rotary module with other frequencies."""
+    twin: Any = copy.copy(stock)
+    # With any other type the stock forward may recompute its frequencies.
+    twin.rope_type = (
+        "default"
+        if site.layer_type is None
+        else {**stock.rope_type, site.layer_type: "default"}
+    )
+    twin._buffers = dict(stock._buffers)
+    setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
+    setattr(twin, site.attribute("attention_scaling"), frequencies.attention_factor)
+    scaled: nn.Module = twin
+    return scaled
+
+
+def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
+    """Raise a `RopepatchError` if a module's forward does not use `inv_freq` and `attention_scaling`."""
+    layer = () if site.layer_type is None else (site.layer_type,)
+    with (
+        stock_code(f"run the rotary module of {config.model_type}"),
+        torch.no_grad(),
+        torch.device("cpu"),
+    ):
+        stock = site.rotary_class(config)
+        table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
+        half = Frequencies(table.inv_freq / 2, 3.0)
+        positions, x = (
+            _positions(site.of(config.rope_parameters)),
+            torch.zeros(1, 5, 8, dtype=torch.float32),
+        )
+        expected, got = (
+            site.rotary_class.forward(
+                scaled_twin(stock, site, frequencies), x, step * positions, *layer
+            )
+            for frequencies, step in ((table, 1), (half, 2))
+        )
+    pairs = (
+        zip(expected, got, strict=True)
+        if isinstance(expected, tuple)
+        else [(expected, got)]
+    )
+    if not all(torch.allclose(3 * one, other, atol=1e-6) for one, other in pairs):
+        reason = f"{site.rotary_class.__name__} recomputes its frequencies in forward"
+        raise _refusal(config.model_type, reason)
+
+
+def _positions(parameters: dict[str, Any]) -> Tensor:
+    """Make test positions: [1, T], or [A, 1, T] for RoPE with A position axes (M-RoPE)."""
+    positions = torch.arange(5)[None]
+    axes = len(
+        parameters.get("mrope_section") or parameters.get("xdrope_section") or ()
+    )
+    return (
+        torch.stack([positions * (axis + 1) for axis in range(axes)])
+        if axes
+        else positions
+    )
+
+
+# RoPE parameters and frequencies
+
+
+def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
+    """Return the RoPE parameters of a configuration, with the frequencies if it is already scaled.
+
+    Length-dependent RoPE is taken at the full context length: `dynamic` does not change it, and for
+    `longrope` with two lists it is the one beyond the switch.
+    """
+    parameters = site.of(config.rope_parameters)
+    for key, value in _leaves(config.rope_parameters):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RopepatchError(
+                f"{key} must be a finite number, got {value}", hint="fix config.json"
+            )
+    table = stock_table(config, site, beyond_switch=True)
+    window = _window(config, parameters)
+    theta, d = parameters["rope_theta"], 2 * len(table.inv_freq)
+    if alpha := parameters.get("alpha"):  # HunYuan: NTK-aware with a fixed factor
+        theta *= alpha ** (d / (d - 2))
+    try:
+        plain = Rope(d, theta, window)
+    except RopepatchError as error:
+        raise RopepatchError(
+            str(error), hint=error.hint or "correct config.json"
+        ) from error
+    kind = parameters.get("rope_type", "default")
+    if kind in ("default", "dynamic") and torch.equal(plain.inv_freq(), table.inv_freq):
+        return plain
+    return Rope(
+        d, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor
+    )
+
+
+def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every number and text in nested dictionaries and lists, with its key."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield from (
+                (key, item)
+                for item in (value if isinstance(value, list | tuple) else [value])
+            )
+
+
+def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
+    """Return the current context length in tokens; for Qwen's YaRN and Vicuna not in config.json."""
+    window = getattr(config, "max_position_embeddings", None)
+    if not isinstance(window, int):
+        raise RopepatchError(
+            f"max_position_embeddings must be an integer, got {window!r}",
+            hint="write the model's context length in tokens into config.json",
+        )
+    if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
+        scaled = parameters["factor"] * parameters[ORIGINAL]
+        return max(window, int(scaled))
+    if parameters.get("rope_type") == "linear":
+        return (
+            stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None))
+            or window
+        )
+    return dual_chunk_original(config) or window
+
+
+def stated_window(
+    window: int, factor: float, max_sequence_length: object
+) -> int | None:
+    """Return the context length of a linear checkpoint if `max_sequence_length` states it, else None.
+
+    max_position_embeddings is either this (deepseek-coder) or the original length (Vicuna, LongChat).
+    """
+    stated = max_sequence_length if type(max_sequence_length) is int else 0
+    return stated if window <= stated <= factor * window else None
+
+
+def switches(parameters: dict[str, Any]) -> bool:
+    """Return whether `longrope` has different divisors up to the original context length and beyond."""
+    return parameters.get("short_factor") != parameters.get("long_factor")
+
+
+def stock_table(
+    config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bool = False
+) -> Frequencies:
+    """Compute the frequencies of a configuration by building its stock rotary module.
+
+    For a `longrope` with two lists, they are those up to the switch unless `beyond_switch`.
+    """
+    with (
+        stock_code(f"compute the frequencies of {config.model_type}"),
+        torch.device("cpu"),
+    ):
+        if beyond_switch and switches(parameters := site.of(config.rope_parameters)):
+            config, beyond = (
+                copy.deepcopy(config),
+                {"short_factor": parameters["long_factor"]},
+            )
+            config.rope_parameters = site.replaced(
+                config.rope_parameters, parameters | beyond
+            )
+        with torch.device("meta"):
+            pairs = getattr(
+                site.rotary_class(config), site.attribute("inv_freq")
+            ).numel()
+        if pairs > MAX_PAIRS:
+            message = f"{2 * pairs} rotary dimensions are not plausible"
+            raise RopepatchError(message, hint="check head_dim in config.json")
+        module = site.rotary_class(config)
+        inv_freq = getattr(module, site.attribute("inv_freq"))
+        attention_factor = float(getattr(module, site.attribute("attention_scaling")))
+        return Frequencies(inv_freq.detach().clone(), attention_factor)
+
+
+def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
+    """Compute the frequencies and attention factors of the unscaled layer types."""
+    if site.layer_type is None:
+        return {}
+    with (
+        stock_code(f"compute the frequencies of {config.model_type}"),
+        torch.device("cpu"),
+    ):
+        module: Any = site.rotary_class(config)
+        kinds = [kind for kind in module.rope_type if kind != site.layer_type]
+        frequencies = {
+            kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in kinds
+        }
+        factors = {
+            f"{kind} a": [getattr(module, f"{kind}_attention_scaling")]
+            for kind in kinds
+        }
+    return frequencies | factors
+
+
+# What a plan is made from
+
+
+class StatedRope(ABC):
+    """RoPE parameters as a file states them, and the original length that a user gives instead.
+
+    Attributes:
+        original: The original context length that the user gave instead of the file's.
+        file_name: The file that states them.
+    """
+
+    original: Length | None
+    file_name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def model_type(self) -> str:
+        """The architecture."""
+
+    @property
+    @abstractmethod
+    def stated_length(self) -> int:
+        """The context length in the file, in tokens."""
+
+    @property
+    @abstractmethod
+    def stated_rope(self) -> Rope:
+        """The RoPE parameters by the file."""
+
+    @abstractmethod
+    def held(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of some keys, where set."""
+
+    @property
+    def layer_type(self) -> str | None:
+        """The type of the layers that are scaled, if RoPE differs by layer type."""
+        return None
+
+    @property
+    def local_rope(self) -> LocalRope | None:
+        """The local layers that use the one RoPE."""
+        return None
+
+    @property
+    def tied_yarn(self) -> dict[str, Any] | None:
+        """The parameters of a YaRN whose factor also changes the softmax scale."""
+        return None
+
+    @cached_property
+    def rope(self) -> Rope:
+        """The RoPE parameters, with the original context length that the user gave."""
+        if (window := self.original_window) is None:
+            return self.stated_rope
+        return self.stated_rope.model_copy(update={ORIGINAL: window})
+
+    @cached_property
+    def window(self) -> int:
+        """L, the context length in tokens that RoPE is scaled from."""
+        return self.rope.original_max_position_embeddings
+
+    @cached_property
+    def reach(self) -> int:
+        """The current context length in tokens; more than L if RoPE is scaled from L anew."""
+        stated = self.tied_yarn
+        return int(stated["factor"] * stated[ORIGINAL]) if stated else self.window
+
+    @cached_property
+    def original_window(self) -> int | None:
+        """The L that the user gave, in tokens; None if it equals that of the file.
+
+        Raises:
+            RopepatchError: If it is not a length, or RoPE is already scaled.
+        """
+        if self.original is None:
+            return None
+        stated = self.stated_rope.original_max_position_embeddings
+        try:
+            window = relative_length(self.original, stated)
+        except RopepatchError as error:
+            message = f"{argument('original')} must be a number of tokens, got {shown(self.original)}"
+            raise RopepatchError(message, hint=error.hint) from error
+        if window == stated:
+            return None
+        if self.stated_rope.is_scaled:
+            raise RopepatchError(
+                f"{argument('original')} is {window}, but this model is already scaled to {stated} tokens",
+                hint=f"drop {argument('original')}, or extend the checkpoint it was made from",
+            )
+        return window
+
+    def in_tokens(self, to: Length | None) -> int:
+        """Return a target length in tokens, also for a multiple of the current length.
+
+        Raises:
+            RopepatchError: If it is not a length.
+        """
+        if to is None:
+            raise RopepatchError(
+                f"{argument('to')} is missing",
+                hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
+            )
+        length = number_of(to)
+        if isinstance(length, str):
+            return relative_length(length, self.reach)
+        if isinstance(length, int) and abs(length) < 2**63:
+            return length
+        message = f"{argument('to')} must be a whole number of tokens, got {shown(to)}"
+        raise RopepatchError(message, hint=argument("to", 32_768))
+
+    def target(self, to: Length | None, name: str) -> int:
+        """Return the target length in tokens of the model ``name``; it must exceed the current length."""
+        if (target := self.in_tokens(to)) > self.reach:
+            return target
+        stating, shorter = self._stating_reach()
+        raise RopepatchError(
+            f"{name} already covers {self.reach} tokens{stating}; nothing to extend to {target}",
+            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.reach)}{shorter}",
+        )
+
+    def _stating_reach(self) -> tuple[str, str]:
+        """Return which key states the current length, and a hint to a shorter original one."""
+        return "", ""
+
+
+@dataclass(frozen=True, eq=False)
+class Config(StatedRope):
+    """A config.json as stock transformers reads it: all that a plan needs of a model.
+
+    Args:
+        raw: The content of config.json.
+        original: The original context length that the user gave instead.
+        custom: The configuration class of a model in memory with custom code.
+        known_site: The rotary module, where it is known without building the model.
+        scaled_rope: RoPE parameters to plan from instead of those that config.json gives.
+    """
+
+    raw: dict[str, Any]
+    original: Length | None = None
+    custom: type[PreTrainedConfig] | None = None
+    known_site: RotarySite | None = None
+    scaled_rope: Rope | None = None
+    file_name = "config.json"
+
+    @classmethod
+    def of(
+        cls, model: nn.Module | PreTrainedConfig, original: Length | None = None
+    ) -> Self:
+        """Return the configuration of a model in memory, wrapped or not.
+
+        Raises:
+            RopepatchError: If it has no supported RoPE.
+        """
+        if isinstance(model, PreTrainedConfig):
+            return cls(model.to_dict(), original)
+        base = base_model(model)
+        custom = None if is_stock(base) else type(base.config)
+        unlocated = cls(base.config.to_dict(), original, custom)
+        _ = (
+            unlocated.text
+        )  # an unsupported configuration is reported before its rotary module
+        config = replace(unlocated, known_site=find_rotary(base))
+        _ = config.rope
+        return config
+
+    def changed(self, keys: Mapping[str, Any]) -> Self:
+        """Return the configuration with other keys in the language model's part.
+
+        Keys that the top level repeats stay unchanged: transformers 5 rejects scaled RoPE there.
+        """
+        stated = {**self.stated, **keys}
+        return self.read_from(
+            stated if self.section is None else self.raw | {self.section: stated}
+        )
+
+    def read_from(self, raw: dict[str, Any]) -> Self:
+        """Return another config.json of the same model."""
+        return replace(self, raw=raw, known_site=self.site)
+
+    # What config.json says
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of checkpoint, by its model type."""
+        return kind_of(self.raw)
+
+    @cached_property
+    def whole(self) -> PreTrainedConfig:
+        """The configuration as transformers parses it."""
+        return load_config(self.raw, self.custom)
+
+    @cached_property
+    def text(self) -> PreTrainedConfig:
+        """The configuration of the language model; for text-only models the whole."""
+        config = text_config(self.whole)
+        check_rope_types(config)
+        return config
+
+    @cached_property
+    def section(self) -> str | None:
+        """The key of the language model's part of config.json; None for the top level."""
+        name = part_of(self.whole)
+        exists = name is None or isinstance(self.raw.get(name), dict)
+        return name if exists or not describes_at_top(self.raw) else None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the language model is part of a multimodal model."""
+        return self.text is not self.whole
+
+    @cached_property
+    def stated(self) -> dict[str, Any]:
+        """The language model's part of config.json, with all defaults if it is absent."""
+        if self.section is None:
+            return self.raw
+        part = self.raw.get(self.section)
+        if isinstance(part, dict):
+            return part
+        full: dict[str, Any] = json.loads(self.text.to_json_string(use_diff=False))
+        return full
+
+    def held(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of some keys, where set, and `rope_parameters`."""
+        kept = {key: self.stated[key] for key in keys if key in self.stated}
+        return copy.deepcopy(kept | {"rope_parameters": self.text.rope_parameters})
+
+    # The model that it describes
+
+    @cached_property
+    def skeleton(self) -> PreTrainedModel:
+        """The model on the meta device, without memory for its weights."""
+        return blueprint(self.whole)
+
+    @cached_property
+    def model_type(self) -> str:
+        """The architecture, as transformers names it."""
+        return str(self.text.model_type)
+
+    @cached_property
+    def stated_length(self) -> int:
+        """The context length in config.json, in tokens."""
+        return int(self.text.max_position_embeddings)
+
+    @property
+    def head_dim(self) -> int:
+        """The dimension of a head."""
+        return head_dim_of(self.text)
+
+    @property
+    def key_value_heads(self) -> int:
+        """The number of key and value heads."""
+        return key_value_heads_of(self.text)
+
+    @cached_property
+    def rotates_partly(self) -> bool:
+        """Whether some dimensions of each head do not rotate."""
+        return self.rope.rotary_dim < self.head_dim or hasattr(
+            self.text, "qk_nope_head_dim"
+        )
+
+    @cached_property
+    def is_quantised(self) -> bool:
+        """Whether it describes quantised weights."""
+        return quantization_of(self.whole) is not None
+
+    @property
+    def auto_class(self) -> str:
+        """The name of the auto class that loads the model."""
+        return str(auto_class(self.raw["model_type"]).__name__)
+
+    # RoPE
+
+    @cached_property
+    def site(self) -> RotarySite:
+        """The rotary module."""
+        _ = self.text
+        return self.known_site or find_rotary(self.skeleton)
+
+    @cached_property
+    def layer_type(self) -> str | None:
+        """The type of the layers that are scaled, if RoPE differs by layer type."""
+        return self.site.layer_type
+
+    @cached_property
+    def rope_parameters(self) -> dict[str, Any]:
+        """The current `rope_parameters`, of the scaled layer type."""
+        return self.site.of(self.text.rope_parameters)
+
+    @cached_property
+    def local_rope(self) -> LocalRope | None:
+        """The local layers that use this RoPE; None for custom code, and if RoPE differs by layer type."""
+        if self.custom or self.layer_type is not None:
+            return None
+        return local_rope(self.text)
+
+    def _stating_reach(self) -> tuple[str, str]:
+        if self.original_window:
+            return " (original)", ""
+        keys = "max_position_embeddings", SEQUENCE
+        stating = (key for key in keys if getattr(self.text, key, None) == self.reach)
+        known = trained_on(self.text)
+        shorter = (
+            f"; published ones were trained on {argument('original', known)}"
+            if known
+            else ""
+        )
+        return (
+            f" ({next(stating, 'factor x original_max_position_embeddings')})",
+            shorter,
+        )
+
+    @cached_property
+    def stated_rope(self) -> Rope:
+        """The RoPE parameters by config.json."""
+        if self.scaled_rope is not None:
+            return self.scaled_rope
+        rope = read_rope(self.text, self.site)
+        check_table_rules(self.text, self.site)
+        if stated := self.tied_yarn:
+            return Rope(rope.rotary_dim, stated["rope_theta"], stated[ORIGINAL])
+        return rope
+
+    @cached_property
+    def tied_yarn(self) -> dict[str, Any] | None:
+        """The `rope_parameters` of YaRN if its factor also changes the softmax scale; else None.
+
+        No rope type can express a further scaling of these, so YaRN is applied to L with a larger factor.
+        """
+        stated = self.rope_parameters
+        if (
+            stated.get("mscale_all_dim")
+            and stated["rope_type"] == "yarn"
+            and self.model_type in TIED
+        ):
+            return stated
+        return None
+
+    @cached_property
+    def frequencies(self) -> Frequencies:
+        """The frequencies that stock transformers computes: the reference for all others.
+
+        For a `longrope` with two lists, those beyond the switch.
+        """
+        return stock_table(self.text, self.site, beyond_switch=True)
+
+    @cached_property
+    def other_frequencies(self) -> dict[str, list[float]]:
+        """The other frequencies and attention factors: of unscaled layer types, and up to a switch."""
+        others = (
+            other_tables(self.text, self.site) if self.layer_type is not None else {}
+        )
+        if switches(self.rope_parameters):
+            others[UP_TO_SWITCH] = stock_table(self.text, self.site).inv_freq.tolist()
+        return others

@@ -19,7 +19,7 @@ from ropepatch.model.architectures import (
     GGUF_GLOBAL,
     GGUF_PLAIN,
 )
-from ropepatch.model.checkpoint import StatedRope
+from ropepatch.model.config import StatedRope
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.scaling import Scaling, YaRN
 from ropepatch.scaling.method import Method

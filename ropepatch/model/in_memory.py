@@ -16,14 +16,14 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import ORIGINAL, text_config
-from ropepatch.model.rotary import (
-    RotarySubstitute,
-    base_model,
+from ropepatch.model.config import (
+    ORIGINAL,
     holds_frequencies,
     language_ropes,
+    stock_code,
+    text_config,
 )
-from ropepatch.model.stock import stock_code
+from ropepatch.model.rotary import RotarySubstitute, base_model
 
 SAME = 1e-5  # relative: devices differ by 1e-7, and 16 bits round by 1e-4 and more
 NEAR = 2**-7  # relative, for a frequency rounded to 16 bits, even twice

@@ -18,8 +18,14 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import auto_class, load_config, quantization_of, text_config
-from ropepatch.model.stock import no_progress_bars, stock_code
+from ropepatch.model.config import (
+    auto_class,
+    load_config,
+    no_progress_bars,
+    quantization_of,
+    stock_code,
+    text_config,
+)
 from ropepatch.model.weights import MISFIT, Weights, check_fit, mismatch
 
 AUTO = "auto"  # as device: accelerate places every layer

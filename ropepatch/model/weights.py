@@ -367,7 +367,7 @@ def _rewrite(
 ) -> None:
     from safetensors.torch import load, save_file  # only rewriting needs torch
 
-    from ropepatch.model.stock import stock_code
+    from ropepatch.model.config import stock_code
 
     # Read, not mapped: if another program truncates the file, this raises an error instead of a signal.
     with stock_code(f"read {origin}", "write it again when nothing else does"):

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import stock_code
 from ropepatch.model.head import gives_positions, in_eval_mode, input_device
 from ropepatch.model.rotary import base_model
-from ropepatch.model.stock import stock_code
 from ropepatch.probing.judging import Top
 from ropepatch.probing.making import TOP
 

@@ -19,13 +19,13 @@ from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
-from ropepatch.model.checkpoint import Checkpoint, Config
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import Config, find_rotary, scaled_twin, stock_code
 from ropepatch.model.cost import HOUR, forward_operations, kind_of, layer_bytes
 from ropepatch.model.head import decoded_once, decoder_of, input_device
 from ropepatch.model.precision import available_bytes
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
-from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
-from ropepatch.model.stock import stock_code
+from ropepatch.model.rotary import rotating_by
 from ropepatch.probing.judging import FEWEST, divergence, typical
 from ropepatch.probing.mistakes import ropes
 from ropepatch.probing.text import draw_source, source_ids

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ropepatch.data.tiny.grammar import SENTENCES
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import stock_code
 from ropepatch.model.reading_file import FILE, Source
-from ropepatch.model.stock import stock_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

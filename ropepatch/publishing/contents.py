@@ -14,8 +14,7 @@ from ropepatch.extension.record import Record
 from ropepatch.extension.remapping_code import other_code
 from ropepatch.extension.scanning import check_secrets
 from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.kinds import CODE, code_of
+from ropepatch.model.checkpoint import CODE, Checkpoint, code_of
 from ropepatch.model.source import ADAPTER, TEMPLATES, included, is_adapter, is_carried
 from ropepatch.model.weights import changed, fingerprint, read_header
 

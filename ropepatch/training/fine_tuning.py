@@ -21,9 +21,9 @@ from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import copy_files, origin_of, write_trained
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import no_progress_bars
 from ropepatch.model.precision import FLOAT32, placed, without_subnormals
 from ropepatch.model.source import ADAPTER, without_paths
-from ropepatch.model.stock import no_progress_bars
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import yaml_text
 from ropepatch.training.adapter import (

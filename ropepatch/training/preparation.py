@@ -15,8 +15,8 @@ from torch import nn
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
+from ropepatch.model.config import stock_code
 from ropepatch.model.precision import Precision, fastest
-from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing

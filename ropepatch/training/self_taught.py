@@ -9,8 +9,8 @@ from ropepatch.attention import teaching_window
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint, Config, InMemory
-from ropepatch.model.config import text_config
+from ropepatch.model.checkpoint import Checkpoint, InMemory
+from ropepatch.model.config import Config, text_config
 from ropepatch.model.cost import GIB
 from ropepatch.model.precision import best_device, fastest, memory_of
 from ropepatch.settings import relative_length

@@ -29,7 +29,7 @@ from ropepatch.encodings.encoding import (
 )
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Config
+from ropepatch.model.config import Config
 from ropepatch.scaling.rope import Rope
 
 LAYERS, HEADS, HEAD_DIM, HIDDEN, BASE, LENGTH = 3, 6, 12, 24, 500.0, 64

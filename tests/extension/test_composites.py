@@ -10,7 +10,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMultimodalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.planning import plan_method
-from ropepatch.model.checkpoint import Config, InMemory
+from ropepatch.model.checkpoint import InMemory
+from ropepatch.model.config import Config
 from ropepatch.model.head import evaluating
 
 PATCHES = (1, 4, 4)  # of the image: frames, rows, columns

@@ -30,7 +30,7 @@ import ropepatch
 from ropepatch import METHODS, RopepatchError
 from ropepatch.attention import mapped
 from ropepatch.encodings import swapped
-from ropepatch.model.rotary import stock_table
+from ropepatch.model.config import stock_table
 
 IDS = torch.randint(
     3, 120, (1, 80), generator=torch.Generator().manual_seed(1)

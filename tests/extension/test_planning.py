@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, ROPE_IN_LOCAL_LAYERS
-from ropepatch.model.checkpoint import Checkpoint, Config
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import Config
 from ropepatch.scaling import make_scaling
 
 WINDOW = 64

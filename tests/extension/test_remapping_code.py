@@ -35,8 +35,8 @@ from ropepatch.extension.remapping_code import (
     remapping_keys,
 )
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import Checkpoint, Config
-from ropepatch.model.kinds import CODE
+from ropepatch.model.checkpoint import CODE, Checkpoint
+from ropepatch.model.config import Config
 from ropepatch.processes import ALONE
 from ropepatch.publishing.folding import fold_attention
 

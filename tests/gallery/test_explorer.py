@@ -20,7 +20,8 @@ from ropepatch.attention import make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.gallery.explorer.content import methods, presets, remappings, rope_entry
 from ropepatch.gallery.explorer.tiny import quantised, reading_once
-from ropepatch.model.checkpoint import Config, InMemory
+from ropepatch.model.checkpoint import InMemory
+from ropepatch.model.config import Config
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 

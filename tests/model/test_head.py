@@ -10,8 +10,8 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
 
 from ropepatch import RopepatchError
+from ropepatch.model.config import stock_code
 from ropepatch.model.head import cache_keyword, evaluating, incremental_forward
-from ropepatch.model.stock import stock_code
 
 LENGTH = 48
 

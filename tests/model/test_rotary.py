@@ -5,12 +5,8 @@ import torch
 from torch import nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.rotary import (
-    RotarySubstitute,
-    find_rotary,
-    find_substitute,
-    rotating_by,
-)
+from ropepatch.model.config import find_rotary
+from ropepatch.model.rotary import RotarySubstitute, find_substitute, rotating_by
 
 
 class Replacement(RotarySubstitute):

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.scanning import check_secrets
-from ropepatch.model.kinds import CODE
+from ropepatch.model.checkpoint import CODE
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
 from ropepatch.publishing.contents import judge

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ropepatch.extension import record as records
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import find_rotary, scaled_twin
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
+from ropepatch.model.rotary import rotating_by
 from ropepatch.probing.mistakes import ropes
 
 PRECISIONS = {
