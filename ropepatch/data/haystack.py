@@ -502,8 +502,10 @@ class Haystacks:
             [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
         )
         for plan in plans:
-            for index in range(self.count):
-                yield plan.haystack(index, writer)
+            pages = [_Page(plan, writer, index) for index in range(self.count)]
+            writer.follow([text for page in pages for text in page.texts])
+            for page in pages:
+                yield page.haystack
 
     def haystack(self, index: int, writer: Writer) -> Haystack:
         """Return the haystack with an index from 0, for all lengths."""
@@ -515,17 +517,16 @@ class Haystacks:
 
     def feasible(
         self, tokenizer: PreTrainedTokenizerBase
-    ) -> tuple[list[int], RopepatchError | None]:
-        """Return the lengths with room in every haystack, and the error for the longest of the others."""
+    ) -> tuple[list[int], list[Haystack], RopepatchError | None]:
+        """Return the lengths with room in all haystacks, these, and the error for the longest of the others."""
         reason = None
         for number in range(len(self.lengths)):
+            roomy = self.at(self.lengths[number:])
             try:
-                for _ in self.at(self.lengths[number:]).make(tokenizer):
-                    pass
-                return list(self.lengths[number:]), reason
+                return list(roomy.lengths), list(roomy.make(tokenizer)), reason
             except RopepatchError as error:
                 reason = error
-        return [], reason
+        return [], [], reason
 
 
 class Writer:
@@ -537,21 +538,21 @@ class Writer:
         self._tokenizer = tokenizer
         (self._anchor,) = encode(tokenizer, [self.ANCHOR])
         self._known: dict[str, list[int]] = {}
+        self._begun: dict[str, list[int]] = {}
 
     def begin(self, text: str) -> list[int]:
         """Return the tokens of the beginning of a text, after the beginning-of-sequence token if any."""
-        (ids,) = encode(self._tokenizer, [text])
-        first = self._tokenizer.bos_token_id
+        if text not in self._begun:
+            (self._begun[text],) = encode(self._tokenizer, [text])
+        ids, first = [*self._begun[text]], self._tokenizer.bos_token_id
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
     def follow(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of texts that follow other text."""
         unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
-        for text, ids in zip(
-            unknown,
-            encode(self._tokenizer, [self.ANCHOR + text for text in unknown]),
-            strict=True,
-        ):
+        anchored = [self.ANCHOR + text for text in unknown]
+        encoded = encode(self._tokenizer, anchored) if unknown else []
+        for text, ids in zip(unknown, encoded, strict=True):
             if ids[: len(self._anchor)] != self._anchor:
                 raise RopepatchError(
                     f"the tokenizer joins {text[:40]!r} to the text before it"
@@ -588,8 +589,7 @@ class _Key:
     stretch: int  # the part beyond the next shorter length
     depths: tuple[float, float]  # of its needles in the stretch, from 0 to 1
     item: Item
-    question: list[int]
-    answer: list[int]
+    text: str  # of the question, with the beginning of the answer
     end: int = 0  # of its last needle, set when it is written
 
 
@@ -602,25 +602,37 @@ class _Page:
             seed_of("haystack", plan.seed, plan.lengths[-1], index)
         )
         self._ids: list[int] = []
+        self._keys = self._drawn()
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All texts that it tokenises, except the text around the needles."""
+        for key in self._keys:
+            yield from (f" {needle}" for needle in key.item.needles)
+            yield from (key.text, f"{key.text} {key.item.answer}")
 
     @property
     def haystack(self) -> Haystack:
-        plan, writer = self._plan, self._writer
-        keys = self._keys()
+        plan, writer, keys = self._plan, self._writer, self._keys
+        asked = {key: writer.ask(key.kind, key.text, key.item.answer) for key in keys}
         before = plan.chat[0]
         self._ids = writer.begin(
             before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO)
         )
-        room = max(len(key.question) + len(key.answer) for key in keys)
+        room = max(len(text) + len(answer) for text, answer in asked.values())
         stops = {length: length - room for length in plan.lengths}
         text = self._sentences(plan.texts or [])
         for stretch, length in enumerate(plan.lengths):
             ours = cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
             own = [key for key in keys if key.stretch == stretch]
             self._fill(length, stops[length], own, text if plan.texts else ours)
-        return Haystack(torch.tensor(self._ids), stops, self._asked(keys))
+        questions = {
+            key: Question(key.kind, torch.tensor(text), torch.tensor(answer), key.end)
+            for key, (text, answer) in asked.items()
+        }
+        return Haystack(torch.tensor(self._ids), stops, self._asked(questions))
 
-    def _keys(self) -> list[_Key]:
+    def _drawn(self) -> list[_Key]:
         """Spread the keys of each kind evenly over each stretch, or a single key over all haystacks."""
         plan, between = self._plan, self._plan.chat[1]
         single = plan.keys == 1
@@ -640,14 +652,7 @@ class _Page:
             for kind, of_kind in places.items()
         }
         return [
-            _Key(
-                kind,
-                *place,
-                item,
-                *self._writer.ask(
-                    kind, f" {item.question}{between}{item.stem}", item.answer
-                ),
-            )
+            _Key(kind, *place, item, f" {item.question}{between}{item.stem}")
             for kind, of_kind in places.items()
             for place, item in zip(of_kind, items[kind], strict=True)
         ]
@@ -693,14 +698,10 @@ class _Page:
             self._ids += sentence[cut:]
             surplus -= cut
 
-    def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:
+    def _asked(
+        self, questions: Mapping[_Key, Question]
+    ) -> dict[int, Sequence[Question]]:
         """Return the questions by length: `keys` of each kind, at even depths."""
-        questions = {
-            key: Question(
-                key.kind, torch.tensor(key.question), torch.tensor(key.answer), key.end
-            )
-            for key in keys
-        }
         asked: dict[int, Sequence[Question]] = {}
         before: dict[str, list[Question]] = {kind: [] for kind in self._plan.kinds}
         for stretch, length in enumerate(self._plan.lengths):

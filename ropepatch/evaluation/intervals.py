@@ -89,6 +89,15 @@ class Mean:
         return self.value - reach, self.value + reach
 
     @property
+    def figures(self) -> tuple[float | None, float | None, float | None, int]:
+        """The value, the ends of its interval, and the weight; None for what is not finite."""
+        ends = (math.nan, math.nan) if self.missing else self.interval()
+        value, low, high = (
+            number if math.isfinite(number) else None for number in (self.value, *ends)
+        )
+        return value, low, high, round(self.weight)
+
+    @property
     def p_value(self) -> float:
         """The two-sided p-value of a mean difference under the hypothesis that it is 0: Student's t.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
-from ropepatch.evaluation.kept import Kept
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.head import (
     decoded_once,
@@ -32,7 +31,7 @@ from ropepatch.model.head import (
     token_losses,
 )
 from ropepatch.processes import ALONE, join
-from ropepatch.progress import Advance, advancing
+from ropepatch.progress import Advance, Kept, advancing
 from ropepatch.settings import whole_number
 
 if TYPE_CHECKING:
@@ -128,13 +127,13 @@ def perplexity(
 
     def measure(batch: list[Window]) -> list[Tensor]:
         nonlocal tokens_read
+        tokens_read += _tokens(batch)
         key = key_of(batch)
         if key in kept.found:
             losses = [torch.tensor(nll, dtype=torch.float32) for nll in kept.found[key]]
         else:
             losses = reader.read(batch)
             kept.write(key, [nll.tolist() for nll in losses])
-        tokens_read += _tokens(batch)
         advance(tokens_read, tokens_in_all)
         return losses
 
@@ -196,15 +195,14 @@ def _check_ids(ids: Tensor, index: int, vocabulary: int) -> Tensor:
     return ids
 
 
-def _check_finite(nll: Tensor, window: Window) -> None:
-    broken = ~nll.isfinite()
-    if broken.any():
-        position = int(broken.nonzero()[0])
-        raise RopepatchError(
-            f"documents[{window.document}]: the loss of token {window.begin + window.first + position} is "
-            f"{nll[position]}, expected a number",
-            hint="load the model in float32 or bfloat16; check its weights and its RoPE scaling",
-        )
+def _refuse(nll: Tensor, window: Window) -> NoReturn:
+    """Name the first loss of a window that is not a number."""
+    position = int((~nll.isfinite()).nonzero()[0])
+    raise RopepatchError(
+        f"documents[{window.document}]: the loss of token {window.begin + window.first + position} is "
+        f"{nll[position]}, expected a number",
+        hint="load the model in float32 or bfloat16; check its weights and its RoPE scaling",
+    )
 
 
 class LossReader:
@@ -218,13 +216,14 @@ class LossReader:
 
     def __init__(self, model: PreTrainedModel, chunk: int) -> None:
         self._model = model
+        self._device = input_device(model)
         self._chunk = chunk
         self._decoder = decoder_of(model)
         self._warned = False
 
     def read(self, batch: list[Window]) -> list[Tensor]:
         """The float32 losses of each window on the CPU, from its first scored token on."""
-        device, first = input_device(self._model), batch[0].first
+        device, first = self._device, batch[0].first
         losses: Iterable[Tensor] | None = None
         with torch.inference_mode():
             if self._decoder is not None:
@@ -246,7 +245,8 @@ class LossReader:
                 ]
         copies = []  # because a slice keeps its whole batch in memory, and is sent with it
         for window, nll in zip(batch, losses, strict=True):
-            _check_finite(nll, window)
+            if not nll.isfinite().all():
+                _refuse(nll, window)
             copies.append(nll.float().clone())
         return copies
 

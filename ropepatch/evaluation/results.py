@@ -177,20 +177,6 @@ class Row:
     n: StrictInt
     clusters: list[Cluster] = field(default_factory=list, repr=False)
 
-    @classmethod
-    def of(cls, measure: str, at: Mapping[str, int | float | str], mean: Mean) -> Row:
-        """The row of a mean."""
-        low, high = map(finite, mean.interval()) if not mean.missing else (None, None)
-        return cls(
-            measure=measure,
-            at=dict(at),
-            value=finite(mean.value),
-            low=low,
-            high=high,
-            n=round(mean.weight),
-            clusters=[list(cluster) for cluster in mean.clusters],
-        )
-
     @property
     def length(self) -> int:
         """The length in tokens at which it was measured."""
@@ -380,24 +366,38 @@ def read_result(file: Path) -> Result:
         raise RopepatchError(f"{file}: {wrong}", hint=wrong.hint) from error
 
 
+def rows_of(measured: Sequence[tuple[str, Mapping[str, Any], Mean]]) -> list[Row]:
+    """The rows of means, each with its measure and its place."""
+    rows = []
+    figures = [mean.figures for _, _, mean in measured]
+    for (measure, at, mean), numbers in zip(measured, figures, strict=True):
+        columns: Any = dict(zip(("value", "low", "high", "n"), numbers, strict=True))
+        clusters = [list(cluster) for cluster in mean.clusters]
+        rows.append(Row(measure=measure, at=dict(at), clusters=clusters, **columns))
+    return rows
+
+
 def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
     """The loss of the first tokens up to each length."""
-    return [Row.of("loss", {"length": length}, curve.at(length)) for length in lengths]
+    return rows_of([("loss", {"length": n}, curve.at(n)) for n in lengths])
 
 
 def rows_by_position(
     curve: LossCurve, edges: Sequence[int], measure: str = "loss"
 ) -> list[Row]:
     """The loss between each two neighbouring edges of positions."""
-    return [
-        Row.of(measure, {"begin": begin, "end": end}, curve.between(begin, end))
-        for begin, end in pairwise(edges)
-    ]
+    return rows_of(
+        [
+            (measure, {"begin": begin, "end": end}, curve.between(begin, end))
+            for begin, end in pairwise(edges)
+        ]
+    )
 
 
 def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
     """Merge rows of the same documents or prompts, cluster by cluster."""
-    return Row.of(rows[0].measure, at, summed([row.mean for row in rows]))
+    (row,) = rows_of([(rows[0].measure, at, summed([row.mean for row in rows]))])
+    return row
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

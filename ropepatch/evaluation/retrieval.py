@@ -29,7 +29,6 @@ from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
-from ropepatch.evaluation.kept import Kept
 from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import (
     cache_keyword,
@@ -38,7 +37,7 @@ from ropepatch.model.head import (
     input_device,
 )
 from ropepatch.processes import ALONE, join
-from ropepatch.progress import Advance, advancing
+from ropepatch.progress import Advance, Kept, advancing
 from ropepatch.settings import (
     Length,
     listed,
@@ -461,6 +460,7 @@ class Reader:
         checked: set[int] | None = None,
     ) -> None:
         self._model, self._tokens = model, tokens_per_batch
+        self._device = input_device(model)
         self._gives_positions = any(
             map(gives_positions, model.modules())
         )  # any: PEFT passes keywords on
@@ -500,18 +500,15 @@ class Reader:
             stop, questions = haystack.stops[length], haystack.asked[length]
             self._read(haystack.ids[read:stop], pages)
             read = stop
-            rows = max(1, min(MOST_ROWS, self._tokens // stop))
-            ordered = sorted(
-                range(len(questions)), key=lambda number: len(questions[number])
-            )
+            rows = [torch.cat([asked.ids, asked.answer]) for asked in questions]
+            ordered = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+            size = max(1, min(MOST_ROWS, self._tokens // stop))
             logits: dict[int, Tensor] = {}
-            for first in range(0, len(ordered), rows):
-                batch = ordered[first : first + rows]
-                logits |= zip(
-                    batch,
-                    self._batch([questions[n] for n in batch], pages),
-                    strict=True,
-                )
+            for first in range(0, len(ordered), size):
+                batch = ordered[first : first + size]
+                answers = [len(questions[number].answer) for number in batch]
+                found = self._batch([rows[number] for number in batch], answers, pages)
+                logits |= zip(batch, found, strict=True)
             if length in ends - self._checked:
                 if not _same(logits[0], self._whole(haystack.ids[:stop], questions[0])):
                     self._read_whole(
@@ -532,22 +529,17 @@ class Reader:
             self._logits(ids[None, begin : begin + chunk], 1, pages)
 
     def _batch(
-        self, questions: Sequence[Question], pages: DynamicCache
+        self, rows: Sequence[Tensor], answers: Sequence[int], pages: DynamicCache
     ) -> Iterator[Tensor]:
-        """The logits [A, V] of the answer to each question; no question attends to another."""
-        width = max(map(len, questions))
-        rows = torch.stack(
-            [
-                # In a causal model no token attends to the padding after it.
-                torch.cat([q.ids, q.answer, q.answer[-1:].expand(width - len(q))])
-                for q in questions
-            ]
-        )
-        first = min(len(question.ids) for question in questions) - 1
-        logits = self._logits(rows, width - first, _appended(pages))
-        for row, question in zip(logits, questions, strict=True):
-            begin = len(question.ids) - 1 - first
-            yield _checked(row[begin : begin + len(question.answer)], self._model)
+        """The logits [A, V] of the last A tokens of each row; no row attends to another."""
+        width = max(map(len, rows))
+        # In a causal model no token attends to the padding after it.
+        padded = [torch.cat([row, row[-1:].expand(width - len(row))]) for row in rows]
+        begins = [len(row) - size - 1 for row, size in zip(rows, answers, strict=True)]
+        first = min(begins)
+        logits = self._logits(torch.stack(padded), width - first, _appended(pages))
+        for row, begin, size in zip(logits, begins, answers, strict=True):
+            yield _checked(row[begin - first : begin - first + size], self._model)
 
     def _whole(self, ids: Tensor, question: Question) -> Tensor:
         """The logits [A, V] of an answer, from the whole prompt."""
@@ -579,10 +571,6 @@ class Reader:
         found = bool((logits.argmax(-1) == answer).all())
         depth = round(question.end / haystack.stops[length], 6)
         return length, question.kind, depth, found, log_probs.mean().item()
-
-    @property
-    def _device(self) -> torch.device:
-        return input_device(self._model)
 
     def _reason(self) -> str | None:
         """The reason why the cache cannot be used; None if none is known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,12 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import check_windows, perplexity, windows
-from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
+from ropepatch.evaluation.results import (
+    Row,
+    rows_by_length,
+    rows_by_position,
+    rows_of,
+)
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
@@ -293,7 +297,7 @@ class PerplexityTask(Task):
             if self.stride is not None:
                 losses = [curve.between(0, size) for curve in curves]
                 at = zip(lengths, losses, strict=True)
-                return [Row.of("loss", {"length": length}, loss) for length, loss in at]
+                return rows_of([("loss", {"length": size}, loss) for size, loss in at])
             curve, *limited = curves
             if not limited:
                 return of_one_pass(curve)
@@ -482,10 +486,9 @@ class RetrievalTask(Task):
             plan, left_out = Haystacks.by_default(tokenizer, most, **settings)
         else:
             plan = Haystacks(**settings, kinds=kinds)
-        lengths, error = plan.feasible(tokenizer)
+        lengths, haystacks, error = plan.feasible(tokenizer)
         if error is not None and (self.lengths is not None or not lengths):
             raise error
-        haystacks = list(plan.at(lengths).make(tokenizer))
         parameters = self.model_dump() | {
             "lengths": lengths,
             "haystacks": plan.count,
@@ -537,15 +540,17 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
 
     A single kind also gets rows by length only; several kinds are never pooled.
     """
-    rows = []
+    measured: list[tuple[str, dict[str, Any], Mean]] = []
     for length, kind in product(retrieval.lengths, retrieval.kinds):
-        places: list[dict[str, int | float | str]] = [{"kind": kind, "length": length}]
+        places: list[dict[str, Any]] = [{"kind": kind, "length": length}]
         if len(retrieval.kinds) == 1:
             places.insert(0, {"length": length})
+        found, log_prob = (
+            retrieval.found(length, kind),
+            retrieval.log_prob(length, kind),
+        )
         for at in places:
-            rows.append(Row.of("found", at, retrieval.found(length, kind)))
-            if not math.isnan((log_prob := retrieval.log_prob(length, kind)).value):
-                rows.append(Row.of("log_prob", at, log_prob))
+            measured += [("found", at, found), ("log_prob", at, log_prob)]
         asked = [
             a.depth for a in retrieval.answers if (a.length, a.kind) == (length, kind)
         ]
@@ -553,10 +558,9 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
             depths = number / DEPTHS, (number + 1) / DEPTHS
             if any(depths[0] < depth <= depths[1] for depth in asked):
                 at_depth = places[0] | {"depth": round(sum(depths) / 2, 3)}
-                rows.append(
-                    Row.of("found", at_depth, retrieval.found(length, kind, depths))
-                )
-    return rows
+                found = retrieval.found(length, kind, depths)
+                measured.append(("found", at_depth, found))
+    return rows_of(measured)
 
 
 # lm-eval

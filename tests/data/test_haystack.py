@@ -255,9 +255,10 @@ def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
     single = crowded.at([needed])
     with pytest.raises(RopepatchError):
         next(replace(single, lengths=[99]).make(tokenizer))
-    lengths, reason = crowded.feasible(tokenizer)
+    lengths, _, reason = crowded.feasible(tokenizer)
     assert (lengths, str(reason)) == ([2000], str(error.value))
-    assert crowded.at([2000]).feasible(tokenizer) == ([2000], None)
+    lengths, haystacks, reason = crowded.at([2000]).feasible(tokenizer)
+    assert (lengths, len(haystacks), reason) == ([2000], crowded.count, None)
     assert crowded.at([100]).feasible(tokenizer)[0] == []
 
 
@@ -267,8 +268,8 @@ def test_a_feasible_length_has_room_in_every_haystack():
         plan = Haystacks(
             lengths=[length], count=10, keys=4, kinds=("number", "sentence")
         )
-        room, _ = plan.feasible(tokenizer)
-        assert len(list(plan.at(room).make(tokenizer))) == 10 if room else length < 256
+        room, haystacks, _ = plan.feasible(tokenizer)
+        assert len(haystacks) == 10 if room else length < 256
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ropepatch.evaluation.results import (
     results_json,
     rows_by_length,
     rows_by_position,
+    rows_of,
 )
 
 ROW = Row(
@@ -163,7 +164,7 @@ CURVE = LossCurve(
 
 def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
     mean = CURVE.at(4)
-    row = Row.of("loss", {"length": 4}, mean)
+    (row,) = rows_of([("loss", {"length": 4}, mean)])
     assert (row.value, (row.low, row.high), row.n) == (mean.value, mean.interval(), 9)
     assert row.clusters == [[6.0, 3], [15.0, 3], [9.0, 3]]
     assert row.mean == mean
@@ -176,7 +177,9 @@ def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
         "high": row.high,
     }
     assert row.tidy() == tidy | {"n": 9, "clusters": 3}
-    found = Row.of("found", {"length": 4}, Mean(((1, 4), (3, 4), (4, 4)), share=True))
+    (found,) = rows_of(
+        [("found", {"length": 4}, Mean(((1, 4), (3, 4), (4, 4)), share=True))]
+    )
     assert found.mean.share
     assert found.text == "67%"
 
@@ -185,7 +188,7 @@ def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
     "mean", [Mean(((1.0, 2.0),)), Mean(()), Mean(((math.nan, 1.0),) * 4)]
 )
 def test_an_unknown_value_is_null_and_a_dash(mean):
-    row = Row.of("loss", {}, mean)
+    (row,) = rows_of([("loss", {}, mean)])
     assert (row.low, row.high, row.interval) == (None, None, "")
     assert row.text == ("0.500" if mean.weight == 2 else "–")
 

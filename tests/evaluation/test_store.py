@@ -8,8 +8,8 @@ from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, protocol_name
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.kept import Kept
 from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.progress import Kept
 
 
 class Killed(BaseException):

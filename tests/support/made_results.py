@@ -12,7 +12,7 @@ from scipy import stats
 
 from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.results import MEASURES, Result, Row
+from ropepatch.evaluation.results import MEASURES, Result, Row, rows_of
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -94,9 +94,9 @@ def row_of(
 ) -> Row:
     """The row whose clusters, each of this weight, have these means."""
     share = measure in MEASURES and MEASURES[measure].share
-    return Row.of(
-        measure, at, Mean(tuple((value * weight, weight) for value in values), share)
-    )
+    mean = Mean(tuple((value * weight, weight) for value in values), share)
+    (row,) = rows_of([(measure, at, mean)])
+    return row
 
 
 def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:
