@@ -11,8 +11,9 @@ from measured import result
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ropepatch.extension.engines import VERSIONS
-from ropepatch.model import engine_types as facts
-from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, OTHERS, TESTED, found
+from ropepatch.model import architectures
+from ropepatch.model.architectures import ABSENT, NOT_KNOWN, TESTED, found
+from ropepatch.model.architectures import OTHER_TYPES as OTHERS
 from ropepatch.report.printers import markdown_rows
 
 Row = Mapping[str, Any]
@@ -74,8 +75,8 @@ def text() -> str:
 
 def forget() -> None:
     """Let the package load `engine_types.json` again, which has just been written."""
-    facts._facts.cache_clear()
-    facts._rows.cache_clear()
+    architectures._engine_facts.cache_clear()
+    architectures._engine_rows.cache_clear()
 
 
 def key(model_type: str) -> str:

@@ -27,6 +27,7 @@ from ropepatch.model.architectures import (
     GGUF_FREQS,
     GGUF_GLOBAL,
     GGUF_PLAIN,
+    was_run,
 )
 from ropepatch.model.config import (
     blueprint,
@@ -36,7 +37,6 @@ from ropepatch.model.config import (
     text_config,
 )
 from ropepatch.model.cost import Cost, cache_bytes
-from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
 from ropepatch.model.precision import BFLOAT16
 from ropepatch.report.printers import markdown_rows

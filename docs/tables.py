@@ -46,7 +46,7 @@ from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
-from ropepatch.model.engine_types import FILE as FACTS
+from ropepatch.model.architectures import ENGINE_TYPES as FACTS
 from ropepatch.report.plots import figures
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
 from ropepatch.training.forecast import published_config

@@ -12,7 +12,7 @@ import reprlib
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -344,3 +344,65 @@ def check_resumed(
         if (key in earlier, earlier.get(key)) != (key in these, these.get(key))
     ]:
         raise RopepatchError(f"{what}: it differs in {', '.join(differing)}", hint=hint)
+
+
+HUB_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")
+
+PRIVATE_KEY = re.compile(
+    rb"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY( BLOCK)?-----[\s\S]{64,}?KEY( BLOCK)?-----"
+)
+
+LARGEST = 256 << 20  # bytes; larger files are not searched
+
+
+def check_secrets(
+    files: Mapping[str, Path], token: str | None = None
+) -> tuple[str, ...]:
+    """Raise `RopepatchError` for files with a Hub token or a private key, in UTF-8, UTF-16 or UTF-32.
+
+    The error does not contain the secret.
+
+    Args:
+        files: The files by their names in an error.
+        token: The user's own token, of any form.
+
+    Returns:
+        The names of files too large to search.
+    """
+    large = []
+    for name, path in files.items():
+        try:
+            check_regular(path)
+            if path.stat().st_size > LARGEST:
+                large.append(name)
+                continue
+            data = path.read_bytes().replace(b"\0", b"")  # UTF-16 and UTF-32 as ASCII
+        except OSError as error:
+            raise RopepatchError(
+                f"cannot read {path}: {error.strerror or error}",
+                hint="make the file readable, or remove it",
+            ) from error
+        is_token = HUB_TOKEN.search(data) or (token and token.encode() in data)
+        if is_token or PRIVATE_KEY.search(data):
+            raise RopepatchError(
+                f"{name} contains {'a Hub access token' if is_token else 'a private key'}",
+                hint="remove it, and revoke it if others may have seen it",
+            )
+    return tuple(large)
+
+
+def check_inside(files: Collection[Path], folder: Path) -> None:
+    """Raise a `RopepatchError` for a link that leads out of the checkpoint, or a non-regular file.
+
+    The Hub's cache links a snapshot's files to its own blobs; these count as inside.
+    """
+    check_regular(*files)
+    home = folder.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    for file in files:
+        target = file.resolve()
+        if not (target.is_relative_to(home) or target.parent == blobs):
+            raise RopepatchError(
+                f"{file} is a link that leads out of the checkpoint, to {target}",
+                hint="put the file itself there if it belongs to the checkpoint, else remove the link",
+            )

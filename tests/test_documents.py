@@ -22,8 +22,7 @@ from ropepatch.cli import app, main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.suites import Suite
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.probing import making
 from ropepatch.verbs import compare
 

@@ -32,7 +32,7 @@ from ropepatch.files import (
     whole_file,
     write_json,
 )
-from ropepatch.model.source import locate
+from ropepatch.model.checkpoint import locate
 from ropepatch.model.weights import read_headers
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.report.page import write_report

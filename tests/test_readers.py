@@ -23,10 +23,9 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
-from ropepatch.extension.record import Record
+from ropepatch.extension.record import Record, stated_by_card
 from ropepatch.extension.record import read as read_record
 from ropepatch.model import reading_file
-from ropepatch.model.source import stated_by_card
 from ropepatch.probing.judging import judge
 from ropepatch.probing.text import source_ids
 from ropepatch.publishing.card.model import Extended

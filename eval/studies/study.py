@@ -31,7 +31,7 @@ from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.files import whole_file
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 from ropepatch.report.printers import markdown_rows
 from ropepatch.training.recipe import Recipe
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.method import Method
+from ropepatch.scaling.rope import Method
 from ropepatch.settings import AboveOne, Amount, Count, Registry
 
 if TYPE_CHECKING:

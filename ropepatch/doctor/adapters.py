@@ -9,8 +9,7 @@ from typing import Any
 from ropepatch.doctor.facts import positive
 from ropepatch.doctor.findings import TOKENIZER, Finding, Problem, Rule, shown
 from ropepatch.errors import RopepatchError, plain
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import ADAPTER
+from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 
 BASE = "base_model_name_or_path"
 NAME_IT = f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"

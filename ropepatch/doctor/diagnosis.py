@@ -30,12 +30,11 @@ from ropepatch.doctor.rules import check
 from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text, read_json
-from ropepatch.model.checkpoint import CODE, Checkpoint, code_of
+from ropepatch.model.checkpoint import ADAPTER, CODE, Checkpoint, code_of, is_adapter
 from ropepatch.model.config import kind_of
 from ropepatch.model.in_memory import Difference, rope_differences, write_ropes
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import base_model
-from ropepatch.model.source import ADAPTER, is_adapter
 from ropepatch.model.weights import Progress
 
 GENERATION = "generation_config.json"

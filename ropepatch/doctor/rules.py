@@ -37,6 +37,7 @@ from ropepatch.model.architectures import (
     REBUILD_CACHE,
     SLIDING_LAYERS,
     STATE_THETA,
+    needing_older_keys,
     published_base,
     published_length,
     trained_on,
@@ -65,7 +66,6 @@ from ropepatch.model.config import (
     stated_window,
     text_config,
 )
-from ropepatch.model.engine_types import needing_older_keys
 from ropepatch.scaling.ramps import yarn_temperature
 
 DEFAULT_THETA = 10_000.0

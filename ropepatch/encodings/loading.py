@@ -17,8 +17,8 @@ from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import SEQUENCE, find_rotary, saved_remapping
-from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.model.precision import best_device
+from ropepatch.model.loading import AUTO
+from ropepatch.model.precision import best_device, check_device, known_dtype
 from ropepatch.settings import shown
 
 

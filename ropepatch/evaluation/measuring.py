@@ -29,7 +29,7 @@ from ropepatch.evaluation.results import (
 )
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
-from ropepatch.extension.record import context_before
+from ropepatch.extension.record import context_before, without_paths
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -42,14 +42,14 @@ from ropepatch.model.cost import (
     forward_operations,
     kind_of,
 )
-from ropepatch.model.loading import AUTO, known_dtype
+from ropepatch.model.loading import AUTO
 from ropepatch.model.precision import (
     describe_placement,
+    known_dtype,
     num_parameters,
     placed,
     prefers_float32,
 )
-from ropepatch.model.source import without_paths
 from ropepatch.processes import ALONE, Processes
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import Length, relative_length, seed_of, short_length

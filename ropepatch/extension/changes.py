@@ -35,10 +35,9 @@ from ropepatch.model.config import (
 from ropepatch.model.gguf import FACTORS, FREQS, GgufModel, GgufRope
 from ropepatch.model.gguf_file import check_numbers
 from ropepatch.scaling import Scaling, YaRN, make_scaling
-from ropepatch.scaling.method import Method
 from ropepatch.scaling.powers import Unscaled, ntk_theta
 from ropepatch.scaling.ramps import BETAS
-from ropepatch.scaling.rope import Frequencies, Rope, divisors
+from ropepatch.scaling.rope import Frequencies, Method, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 ACROSS_LAYERS = "allow_global_per_layer_attribute_access"

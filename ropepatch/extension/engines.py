@@ -1,7 +1,7 @@
 """Which inference engines support an extended checkpoint, and how completely: one table of rules.
 
 A rule holds for a rope type in LLaMA's architecture, by the engine's source (for llama.cpp, by its converter
-and runtime). `ropepatch.model.engine_types` lists the other architectures that behave the same.
+and runtime). `ropepatch.model.architectures` lists the other architectures that behave the same.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from ropepatch.attention import Remapping
 from ropepatch.extension.changes import Planned
 from ropepatch.extension.queries import folds_attention
 from ropepatch.model.architectures import (
+    ABSENT,
     GGUF_DROPPED,
     GGUF_FREQS,
     GGUF_OTHERWISE,
+    NOT_KNOWN,
+    found,
     gguf_architecture,
 )
 from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE, Config, switches
-from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, found
 from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
 from ropepatch.model.record_file import Part, Text
 from ropepatch.scaling import Scaling
-from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature
-from ropepatch.scaling.rope import Rope, divisors
+from ropepatch.scaling.rope import Method, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor
 
 VERSIONS = {  # of the sources

@@ -17,7 +17,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import ACROSS_LAYERS
 from ropepatch.extension.planning import Plan, check_layers, plan_method
-from ropepatch.model.checkpoint import Checkpoint, InMemory
+from ropepatch.extension.record import stated_by_card
+from ropepatch.model.checkpoint import ADAPTER, Checkpoint, InMemory
 from ropepatch.model.config import (
     ORIGINAL,
     SEQUENCE,
@@ -34,9 +35,8 @@ from ropepatch.model.rotary import (
     find_substitute,
     own_configs,
 )
-from ropepatch.model.source import ADAPTER, stated_by_card
 from ropepatch.scaling import METHODS, Scaling
-from ropepatch.scaling.method import Method
+from ropepatch.scaling.rope import Method
 from ropepatch.settings import Length
 
 logger = logging.getLogger("ropepatch")

@@ -14,6 +14,7 @@ from pydantic import Field, StrictBool
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import Engine as Engine
 from ropepatch.files import read_json, whole_file, write_json
+from ropepatch.model.checkpoint import HUB_ID
 from ropepatch.model.record_file import FILE as FILE
 from ropepatch.model.record_file import VERSION as VERSION
 from ropepatch.model.record_file import (
@@ -26,10 +27,13 @@ from ropepatch.model.record_file import (
     refused,
     validated,
 )
-from ropepatch.model.source import without_paths
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
+import re
+import shlex
+
+from ropepatch.settings import parse_yaml
 
 Texts = Text | list[Text]
 # Arguments of `plan`, which no parameter may share
@@ -327,3 +331,92 @@ def context_before(folder: Path, weights: str | None) -> int | None:
     while record is not None and record.training is None:
         before, record = record.original_max_position_embeddings, record.earlier
     return before
+
+
+SHARED = re.compile(
+    rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII
+)  # a dataset may have a config
+
+ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
+
+PASSED_ON = ("license", "license_name", "license_link", "language")
+
+
+def stated_by_card(folder: Path) -> dict[str, Any]:
+    """Read the licence and language from the model card (README.md), for derived models."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    try:
+        front = REGEX_YAML_BLOCK.search(
+            (folder / "README.md").read_text(encoding="utf-8-sig")
+        )
+        metadata = parse_yaml(front[2]) or {} if front else {}
+        texts = {key: metadata.get(key) for key in PASSED_ON}
+        json.dumps(texts, ensure_ascii=False, default=str).encode()
+    except (
+        Exception
+    ):  # no card, or invalid metadata: PyYAML passes on errors of int() and others
+        return {}
+    return {
+        key: value
+        for key, value in texts.items()
+        if isinstance(value, str) or _are_texts(value)
+    }
+
+
+def _are_texts(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, str) for item in value)
+    )
+
+
+def shown_name(name: str) -> str:
+    """Return a model's or text's name for publication: a Hub id, a path's last part, a URL's host.
+
+    `owner/name` is kept even if it is a relative path.
+    """
+    if address := ADDRESS.fullmatch(name):
+        return address[1] + address[2]
+    if SHARED.fullmatch(name):
+        return name
+    return re.split(r"[/\\]+", name.rstrip("/\\"))[-1] or "/"
+
+
+def shown_command(command: str) -> str:
+    """Shorten every path in a command line to its last part."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # quotes that do not close
+        words = command.split()
+    return shlex.join(map(_shown_word, words))
+
+
+def _shown_word(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and not re.search(r"[/\\]", option):
+        return f"{option}={shown_name(value)}"
+    return shown_name(word)
+
+
+# Keys whose values may be paths: models, methods or texts
+NAMES = ("model", "name", "text", "recipe_texts")
+
+
+def without_paths(content: Any) -> Any:
+    """Return JSON-ready data with names and commands shortened for publication."""
+    if isinstance(content, list):
+        return [without_paths(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    shown = {key: without_paths(value) for key, value in content.items()}
+    for key in shown.keys() & {*NAMES, "command"}:
+        show = shown_command if key == "command" else shown_name
+        if isinstance(value := shown[key], str):
+            shown[key] = show(value)
+        elif isinstance(value, list):
+            shown[key] = [
+                show(item) if isinstance(item, str) else item for item in value
+            ]
+    return shown

@@ -16,8 +16,7 @@ from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import Engine
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.scaling import Scaling
-from ropepatch.scaling.bands import bands
-from ropepatch.scaling.method import Method
+from ropepatch.scaling.rope import Method, bands
 
 WIDTH = 80  # columns of a printed plan
 ENDS = 1 << 20  # keys at each end of a band, among which are its extremes

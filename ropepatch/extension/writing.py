@@ -21,35 +21,41 @@ from ropepatch.extension import gguf_writing
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import Change
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.record import Record, Verdict
+from ropepatch.extension.record import Record, Verdict, stated_by_card, without_paths
 from ropepatch.extension.remapping_code import (
     check_holds_remapping,
     check_no_other_code,
 )
-from ropepatch.extension.scanning import check_secrets
 from ropepatch.extension.verification import (
     check_memory,
     patched_logits,
     trained_logits,
     verify,
 )
-from ropepatch.files import absent, check_space, new_folder, read_json, write_json
-from ropepatch.model.checkpoint import Checkpoint, code_of, saving
+from ropepatch.files import (
+    absent,
+    check_inside,
+    check_secrets,
+    check_space,
+    new_folder,
+    read_json,
+    write_json,
+)
+from ropepatch.model.checkpoint import (
+    ADAPTER,
+    TEMPLATES,
+    Checkpoint,
+    code_of,
+    included,
+    is_carried,
+    saving,
+)
 from ropepatch.model.config import DUAL_CHUNK, KEY, Config, stated_class
 from ropepatch.model.gguf import GgufModel
 from ropepatch.model.loading import check_weights
 from ropepatch.model.reading_file import FILE as READING
-from ropepatch.model.source import (
-    ADAPTER,
-    TEMPLATES,
-    check_inside,
-    included,
-    is_carried,
-    stated_by_card,
-    without_paths,
-)
 from ropepatch.model.weights import NAMED, Progress, checksums, clone_files
-from ropepatch.scaling.method import Method
+from ropepatch.scaling.rope import Method
 
 TOKENIZER = "tokenizer_config.json"
 # Never copied: other formats of the weights, which may be another model's, and files that are rewritten.

@@ -22,10 +22,9 @@ from ropepatch.model.architectures import (
 from ropepatch.model.config import StatedRope
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.scaling import Scaling, YaRN
-from ropepatch.scaling.method import Method
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
 from ropepatch.scaling.ramps import BETAS, pair_turning, yarn_temperature
-from ropepatch.scaling.rope import Frequencies, Rope, divisors
+from ropepatch.scaling.rope import Frequencies, Method, Rope, divisors
 from ropepatch.settings import Length
 
 LLAMA_CPP = "b11434"  # the version whose source was read

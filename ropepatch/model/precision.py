@@ -17,7 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import (
+    PreTrainedModel,
+)
+
+from ropepatch.errors import RopepatchError
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 LARGE = 10**9  # parameters above which a CPU is slow
@@ -219,3 +223,30 @@ def _numbers(file: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {name: int(number) for name, number in found}
+
+
+def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Look up a floating-point dtype by name; None stays None."""
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (
+        isinstance(kind, torch.dtype) and kind.is_floating_point
+    ):
+        raise RopepatchError(
+            f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16"
+        )
+    return kind
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise a `RopepatchError` with torch's reason if this machine lacks a device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        known = (
+            "device type at start" not in reason
+        )  # it lists all that torch could have
+        raise RopepatchError(
+            f"no device {str(device)!r} here{f': {reason}' * known}",
+            hint="use e.g. cpu, cuda, cuda:1 or mps",
+        ) from error

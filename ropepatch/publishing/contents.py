@@ -12,10 +12,18 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.extension.remapping_code import other_code
-from ropepatch.extension.scanning import check_secrets
+from ropepatch.files import check_secrets
 from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import CODE, Checkpoint, code_of
-from ropepatch.model.source import ADAPTER, TEMPLATES, included, is_adapter, is_carried
+from ropepatch.model.checkpoint import (
+    ADAPTER,
+    CODE,
+    TEMPLATES,
+    Checkpoint,
+    code_of,
+    included,
+    is_adapter,
+    is_carried,
+)
 from ropepatch.model.weights import changed, fingerprint, read_header
 
 CARD = "README.md"

@@ -25,8 +25,9 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
+from ropepatch.extension.record import shown_name
 from ropepatch.files import read_json, write_json
-from ropepatch.model.source import ADAPTER, shown_name
+from ropepatch.model.checkpoint import ADAPTER
 from ropepatch.progress import Say, silent
 from ropepatch.publishing import hub_client
 from ropepatch.publishing.card import MARKER, preview_card, write_card

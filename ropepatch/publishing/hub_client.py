@@ -14,7 +14,7 @@ from huggingface_hub.errors import HTTPError as HttpxError  # type: ignore[attr-
 from huggingface_hub.utils import http_backoff  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.source import hub_answers
+from ropepatch.model.checkpoint import hub_answers
 
 TIME_LIMIT = 120.0  # seconds without a sign of life from the Hub
 SIGNED = re.compile(r"(https?://[^\s?\"']+)\?[^\s\"']*")

@@ -17,8 +17,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import by_place, comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.tasks import task_of
+from ropepatch.extension.record import shown_command
 from ropepatch.files import absent, whole_file
-from ropepatch.model.source import shown_command
 from ropepatch.report.plots.pictures import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import html_table

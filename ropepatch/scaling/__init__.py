@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ropepatch.scaling import dynamic, powers, ramps, reshaped, searched
-from ropepatch.scaling.method import METHODS, Scaling
 from ropepatch.scaling.ramps import YaRN
+from ropepatch.scaling.rope import METHODS, Scaling
 from ropepatch.scaling.searched import CustomDivisors, LongRoPESwitch
 
 __all__ = [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.powers import NTKAware
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import Rope, Scaling
 
 
 def stretch(rope: Rope, length: int | None) -> float:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import Rope, Scaling
 from ropepatch.settings import AboveOne
 
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import ORIGINAL, Rope
+from ropepatch.scaling.rope import ORIGINAL, Rope, Scaling
 from ropepatch.settings import MAX_NUMBER, Amount, Number
 
 BETAS = 32.0, 1.0  # of YaRN, in rotations: fast and slow

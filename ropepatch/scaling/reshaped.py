@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropepatch.scaling.method import METHODS, Scaling
 from ropepatch.scaling.powers import AdjustedBase
-from ropepatch.scaling.rope import Rope, wavelengths
+from ropepatch.scaling.rope import METHODS, Rope, Scaling, wavelengths
 from ropepatch.settings import AboveOne, Amount, Count, Share, Weight
 
 

@@ -10,8 +10,7 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import ORIGINAL, Rope
+from ropepatch.scaling.rope import ORIGINAL, Rope, Scaling
 from ropepatch.settings import Amount, Several
 
 

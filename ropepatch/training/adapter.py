@@ -19,11 +19,10 @@ from ropepatch.extension import record as records
 from ropepatch.extension.patching import active, plan_of_record, put
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 from ropepatch.model.config import find_rotary, stock_code
 from ropepatch.model.precision import best_device
 from ropepatch.model.rotary import base_model
-from ropepatch.model.source import ADAPTER
 from ropepatch.model.weights import read_header
 from ropepatch.training.recipe import Lora
 

@@ -17,13 +17,13 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
+from ropepatch.extension.record import without_paths
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import copy_files, origin_of, write_trained
 from ropepatch.files import absent, new_folder, read_json, write_json
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 from ropepatch.model.config import no_progress_bars
 from ropepatch.model.precision import FLOAT32, placed, without_subnormals
-from ropepatch.model.source import ADAPTER, without_paths
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import yaml_text
 from ropepatch.training.adapter import (

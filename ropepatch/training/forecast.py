@@ -15,6 +15,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json
 from ropepatch.model.architectures import published
+from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import text_config
 from ropepatch.model.cost import (
     CARDS,
@@ -27,7 +28,6 @@ from ropepatch.model.cost import (
     step_bytes,
 )
 from ropepatch.model.precision import FLOAT32, best_device, memory_of
-from ropepatch.model.source import TINY
 from ropepatch.training.preparation import Prepared, Weights, prepare
 from ropepatch.training.recipe import Recipe
 

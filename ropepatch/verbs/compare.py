@@ -18,7 +18,7 @@ from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import known_dtype
+from ropepatch.model.precision import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.report import html_table, ranking_tables, ranking_text
 from ropepatch.report.verdict import ranking_lines

@@ -18,7 +18,7 @@ from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import known_dtype
+from ropepatch.model.precision import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.settings import Length, listed, relative_length, shown
 from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint

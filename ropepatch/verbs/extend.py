@@ -17,8 +17,7 @@ from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
-from ropepatch.extension.scanning import check_secrets
-from ropepatch.files import absent, from_here, json_text
+from ropepatch.files import absent, check_secrets, from_here, json_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
 from ropepatch.processes import join

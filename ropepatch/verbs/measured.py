@@ -14,7 +14,8 @@ from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, read_method
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import AUTO, check_device
+from ropepatch.model.loading import AUTO
+from ropepatch.model.precision import check_device
 from ropepatch.processes import Processes, join
 from ropepatch.progress import Say, interruptible
 from ropepatch.scaling import formulas

@@ -19,7 +19,7 @@ from ropepatch.cli import app
 from ropepatch.cli.derive import ONLY_IN_PYTHON, written
 from ropepatch.errors import argument, arguments_written
 from ropepatch.evaluation.ranking import RULE
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 from ropepatch.verbs.inputs import parse_settings
 
 COMMANDS = [name for name in app if not name.startswith("-")]

@@ -13,7 +13,7 @@ from ropepatch.data.tiny.grammar import BOS, Sentence
 from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 
 EXACT = 1e-9
 CODES = ("00", "01", "10", "11")

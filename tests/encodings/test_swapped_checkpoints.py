@@ -19,8 +19,7 @@ from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import Subject
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.processes import ALONE
 from ropepatch.publishing.contents import judge
 

@@ -21,8 +21,7 @@ from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
-from ropepatch.model import source
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -288,10 +287,10 @@ def test_partial_results_of_one_model_are_not_resumed_with_another(tmp_path):
     """Both are called model; the second one's configuration gives it other frequencies."""
     text = tmp_path / "text.txt"
     text.write_text("a rope has no end until it is cut. " * 300)
-    rope = json.loads((source.TINY / "config.json").read_text())["rope_parameters"]
+    rope = json.loads((TINY / "config.json").read_text())["rope_parameters"]
     suites = []
     for name, theta in (("a", rope["rope_theta"]), ("b", 500.0)):
-        folder = shutil.copytree(source.TINY, tmp_path / name / "model")
+        folder = shutil.copytree(TINY, tmp_path / name / "model")
         edit_json(
             folder / "config.json",
             rope_parameters=rope | {"rope_theta": theta},

@@ -9,7 +9,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 
 LAYERED = Gemma3TextConfig(max_position_embeddings=512, head_dim=16)
 SCALED = LlamaConfig(

@@ -8,9 +8,8 @@ from transformers.utils import generic
 
 import ropepatch
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.precision import describe_placement
-from ropepatch.model.source import TINY
 
 DOCUMENTS = [list(range(5, 300)), list(range(9, 200))]
 

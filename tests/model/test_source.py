@@ -15,14 +15,8 @@ from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError, diagnose, load
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import (
-    DOWNLOADED,
-    TEMPLATES,
-    is_carried,
-    shown_command,
-    without_paths,
-)
+from ropepatch.extension.record import shown_command, without_paths
+from ropepatch.model.checkpoint import DOWNLOADED, TEMPLATES, Checkpoint, is_carried
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -283,7 +277,7 @@ def test_an_empty_name_is_not_the_current_folder(name, shards, monkeypatch):
 
 def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ropepatch.model.source._from_hub",
+        "ropepatch.model.checkpoint._from_hub",
         lambda *arguments: pytest.fail("asked the Hub"),
     )
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.scanning import check_secrets
+from ropepatch.files import check_secrets
 from ropepatch.model.checkpoint import CODE
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
@@ -428,7 +428,7 @@ def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(
     assert {"notes.md", "examples/a.txt", "examples/deep/b.txt"} <= done.files.keys()
     assert done.left_out == ("x.gguf",)
     assert "examples/.env" not in hub.files(NAME)
-    monkeypatch.setattr("ropepatch.extension.scanning.LARGEST", 300)
+    monkeypatch.setattr("ropepatch.files.LARGEST", 300)
     write(folder / "notes.md", "x" * 301)
     (note,) = [
         note for note in pushed(folder, include=["notes.md"]).notes if "large" in note

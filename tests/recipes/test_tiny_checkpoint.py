@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 
 
 def test_stock_transformers_loads_it_in_float32(tiny):

@@ -10,7 +10,7 @@ from pretraining_recipe import read_recipe
 from pretraining_rows import MATERIALS, Stock
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 
 SHIPPED = Path(__file__).parents[2] / "recipes" / "tiny" / "pretrain.yaml"
 # Of eight rows of 161 tokens.

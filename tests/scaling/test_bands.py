@@ -9,8 +9,7 @@ import torch
 from methods import FACTORS, GEOMETRIES, example
 
 from ropepatch.scaling import METHODS, make_scaling
-from ropepatch.scaling.bands import Band, bands
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import Band, Rope, bands
 
 LLAMA_2 = GEOMETRIES["llama-2"]
 

@@ -18,7 +18,7 @@ from killing import KILLED, Kill, run
 from run_recipes import small_recipe, write_recipe, write_recipe_and_suite
 
 import ropepatch
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
 
 CACHED = re.compile(r"^cache/tokens/[^/]+")

@@ -16,7 +16,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ropepatch.data.haystack import INTRO, KINDS, PASSKEY, PEOPLE, THINGS
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 
 CHECKPOINT = TINY
 LLAMA3 = (

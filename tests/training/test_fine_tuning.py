@@ -36,9 +36,8 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.precision import Precision
-from ropepatch.model.source import TINY
 from ropepatch.processes import ALONE, Processes
 from ropepatch.training import trainer
 from ropepatch.training.adapter import trainable

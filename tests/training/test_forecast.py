@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.cost import GIB, cache_bytes, forward_bytes, forward_operations
-from ropepatch.model.source import TINY
 from ropepatch.processes import Processes
 from ropepatch.training import forecast as module
 from ropepatch.training.adapter import trainable

@@ -12,7 +12,7 @@ import ways
 from safetensors.torch import load_file
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.recipe import Recipe
 

@@ -9,8 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
 from ropepatch.model import precision
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
 

@@ -9,8 +9,7 @@ from run_recipes import history_of, small_recipe
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.training import self_written as module
 from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Watch

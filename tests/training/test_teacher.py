@@ -20,7 +20,7 @@ from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.loss import causal_lm_loss, linear_head

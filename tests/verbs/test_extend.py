@@ -18,7 +18,7 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, read_text
-from ropepatch.model.source import TINY
+from ropepatch.model.checkpoint import TINY
 from ropepatch.training.recipe import Data
 
 

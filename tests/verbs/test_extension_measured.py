@@ -16,8 +16,7 @@ from ropepatch.evaluation.comparisons import BASELINE, FLOOR, comparisons
 from ropepatch.evaluation.measuring import measure, measure_extension
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
-from ropepatch.model import source
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.verbs.evaluate import named_suite
 
@@ -193,7 +192,7 @@ def test_invalid_arguments_raise_errors_before_any_measurement(tmp_path, extende
         ),
         (
             PLAN,
-            source.TINY,
+            TINY,
             None,
             "does not have the frequencies of yarn to 512 tokens",
         ),
@@ -232,7 +231,7 @@ def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypat
         )
         == 8
     )
-    assert [folder for folder, _ in loaded] == [source.TINY, extended]
+    assert [folder for folder, _ in loaded] == [TINY, extended]
 
 
 def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):

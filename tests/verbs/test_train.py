@@ -28,9 +28,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read, read_result
 from ropepatch.extension import record as records
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.precision import UNITS
-from ropepatch.model.source import TINY
 from ropepatch.publishing.card.parts import teaching
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.settings import RECIPES, find_shipped

@@ -38,7 +38,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.cost import GIB, forward_bytes, forward_operations
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
-from ropepatch.model.loading import known_dtype
+from ropepatch.model.precision import known_dtype
 from ropepatch.processes import join
 from ropepatch.scaling.file import is_scaling_file, method_label
 from ropepatch.settings import relative_length

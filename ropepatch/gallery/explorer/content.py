@@ -9,9 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from ropepatch.attention import REMAPPINGS
 from ropepatch.files import read_text
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.config import SCALING_KEYS
-from ropepatch.model.source import TINY
 from ropepatch.scaling import METHODS
 
 PRESETS = Path(__file__).parents[1] / "presets.json"

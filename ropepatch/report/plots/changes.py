@@ -20,8 +20,14 @@ from ropepatch.report.plots.style import (
     legend_beside,
     plain_log_axis,
 )
-from ropepatch.scaling.bands import bands
-from ropepatch.scaling.rope import Frequencies, Rope, divisors, rotations, wavelengths
+from ropepatch.scaling.rope import (
+    Frequencies,
+    Rope,
+    bands,
+    divisors,
+    rotations,
+    wavelengths,
+)
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
