@@ -85,9 +85,12 @@ def bar(name: str) -> Iterator[Advance]:
             *speed,
         )
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    is_seen = is_first() and (in_notebook or sys.stderr.isatty())
-    if not is_seen:
-        yield _lines(name) if is_first() else lambda done, total: None
+    shows = is_first()
+    if not shows:
+        yield unseen
+        return
+    if not in_notebook and not sys.stderr.isatty():
+        yield _lines(name)
         return
     with rich.Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=None)

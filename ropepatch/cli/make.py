@@ -82,13 +82,12 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
         hints = dict.fromkeys(obstacle.hint for obstacle in found if obstacle.hint)
         raise RopepatchError("; ".join(map(str, found)), hint="; ".join(hints))
     if extension.record and not as_json and not quiet:
-        for line in _next_steps(extension):
-            say_on_stderr(line)
+        say_on_stderr("\n".join(_next_steps(extension)))
 
 
 def _next_steps(extension: Extension) -> Iterator[str]:
     """How to load, measure and publish a checkpoint."""
-    from ropepatch.model.checkpoint import Checkpoint
+    from ropepatch.model.loading import load_tokenizer
     from ropepatch.publishing.loading import call
 
     folder = str(extension.folder)
@@ -101,14 +100,14 @@ def _next_steps(extension: Extension) -> Iterator[str]:
         yield f"load:    python -c {shlex.quote(code)}"
         yield "merge:   model.merge_and_unload().save_pretrained(FOLDER)"
         return
-    written = Checkpoint(extension.folder)
-    by_code = bool(extension.plan.change.code)
-    loading = call(f"{written.stock.auto_class}.from_pretrained", folder, code=by_code)
+    plan = extension.plan
+    loader = plan.config.auto_class
+    loading = call(f"{loader}.from_pretrained", folder, code=bool(plan.change.code))
     shown = f"{loading}.config.get_text_config().max_position_embeddings"
-    code = f"from transformers import {written.stock.auto_class}; print({shown})"
+    code = f"from transformers import {loader}; print({shown})"
     yield f"load:    python -c {shlex.quote(code)}"
     try:
-        _ = written.tokenizer
+        load_tokenizer(extension.folder, plan.config.whole)
     except RopepatchError:
         yield "warning: no tokenizer was copied: the source has none that can be loaded"
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import StringConstraints
@@ -23,6 +23,7 @@ from ropepatch.model.architectures import (
     GGUF_FREQS,
     GGUF_OTHERWISE,
     NOT_KNOWN,
+    Found,
     found,
     gguf_architecture,
 )
@@ -42,6 +43,8 @@ VERSIONS = {  # of the sources
     "llama.cpp": LLAMA_CPP,
     "mlx-lm": "0.32.2",
 }
+# Whose support depends on the architecture by their own rules or not at all
+BY_ROPE_TYPE = {"transformers 5.x", "llama.cpp"}
 PROBED = {
     "vLLM": "llama"
 }  # engines whose server was probed, with a model of that architecture
@@ -155,7 +158,7 @@ class WrittenRope:
         """Return whether YaRN's ramp begins and ends between pairs."""
         return not self.parameters.get("truncate", True)
 
-    @property
+    @cached_property
     def by_yarn(self) -> float:
         """The attention factor by YaRN's formula."""
         if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's family
@@ -173,7 +176,7 @@ class WrittenRope:
             return 1.0
         return self.attention_factor
 
-    @property
+    @cached_property
     def attention_factor(self) -> float:
         """The attention factor."""
         stated = self.parameters.get("attention_factor")
@@ -399,6 +402,8 @@ def engine_support(
         parameters, rope, target, gguf_architecture(model_type), folds
     )
     whole = whole or model_type
+    others = VERSIONS.keys() - BY_ROPE_TYPE
+    tried = {name: found(name, whole, model_type, written.kind) for name in others}
     rows = []
     for engine in VERSIONS:
         if engine == "transformers 5.x":
@@ -410,16 +415,16 @@ def engine_support(
                 note = "; ".join(filter(None, (row.note, instead)))
                 row = row.model_copy(update={"note": note})
         else:
-            row = _by_architecture(engine, written, whole, model_type)
+            row = _by_architecture(engine, written, whole, model_type, tried[engine])
         rows.append(row)
     return rows
 
 
 def _by_architecture(
-    engine: str, rope: WrittenRope, whole: str, model_type: str
+    engine: str, rope: WrittenRope, whole: str, model_type: str, tried: Found
 ) -> Engine:
     """Return the support of an engine that may not treat an architecture like LLaMA."""
-    how, verdict = found(engine, whole, model_type, rope.kind)
+    how, verdict = tried
     if verdict == "right":
         row = support(engine, rope, how)
         probed = row.reads == "yes" and PROBED.get(engine) == model_type

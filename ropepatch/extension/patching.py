@@ -273,7 +273,8 @@ def _put_scaling(method: Scaling, model: PreTrainedModel, plan: Plan) -> Patch:
         for key, value in changes.items():
             setattr(text_config(model.config), key, value)
     model.set_submodule(path, rope)
-    logger.info("%s: rope stock -> %s", type(model).__name__, rope.extra_repr())
+    if logger.isEnabledFor(logging.INFO):
+        logger.info("%s: rope stock -> %s", type(model).__name__, rope.extra_repr())
     return Patch(model, path, rope)
 
 

@@ -299,9 +299,9 @@ def check_layers(plan: Plan, layers: str | None) -> Plan:
 def find_method(name: str) -> type[Method]:
     """Return the scaling or position remapping of a name; an error suggests the nearest name."""
     kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
-    refuse_unknown(
-        [name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names
-    )
+    if name not in kinds:
+        others = METHODS.other_names | REMAPPINGS.other_names
+        refuse_unknown([name], kinds, "method", others)
     return kinds[name]
 
 

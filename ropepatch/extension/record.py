@@ -253,12 +253,8 @@ class Record(Part):
         versions = {
             library: importlib.metadata.version(library) for library in libraries
         }
-        return cls.parse(
-            {"version": VERSION}
-            | json.loads(plan.to_json())
-            | {"versions": versions}
-            | more
-        )
+        content = {"version": VERSION, **json.loads(plan.to_json())}
+        return cls.parse(without_paths(content | {"versions": versions} | more))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Record:
@@ -283,7 +279,7 @@ class Record(Part):
 
     def amended(self, **changes: Any) -> Record:
         """Return the record with other values of some keys; None removes a key."""
-        content = self.to_dict() | changes
+        content = self.to_dict() | without_paths(changes)
         return self.parse(
             {
                 key: value
@@ -306,7 +302,7 @@ def read(folder: Path) -> Record:
 def write(folder: Path, record: Record) -> None:
     """Write a record into a folder, completely or not at all, without paths of this machine."""
     with whole_file(folder / FILE) as partial:
-        write_json(partial, without_paths(record.to_dict()))
+        write_json(partial, record.to_dict())
 
 
 def amend(folder: Path, **changes: Any) -> Record:

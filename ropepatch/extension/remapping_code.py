@@ -21,8 +21,14 @@ from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE
-from ropepatch.model.config import KEY, REMAPPED, Config, no_progress_bars, stock_code
-from ropepatch.model.loading import returning_objects
+from ropepatch.model.config import (
+    KEY,
+    REMAPPED,
+    Config,
+    no_progress_bars,
+    returning_objects,
+    stock_code,
+)
 
 PREFIX = "Remapped"  # of the class names
 WRITTEN = "ropepatch_written_map"  # module name of the written file

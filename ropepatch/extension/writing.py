@@ -144,7 +144,7 @@ def check(
     if source is not plan.source:  # of a model in memory
         plan = replace(plan, source=source)
     origin = origin_of(source)
-    files = small_files(source.folder) | included_files(source.folder, include)
+    files = small_files(source.folder, include)
     check_secrets(files)
     _check_weights(source)
     if plan.change.code:
@@ -186,7 +186,7 @@ def write(
         frequencies="equal", logits=comparison, compared=False, difference=None
     )
     record = Record.of(plan, verified=verdict)
-    return Written(file, Record.parse(without_paths(record.to_dict())))
+    return Written(file, record)
 
 
 def write_trained(
@@ -305,32 +305,30 @@ def origin_of(source: Checkpoint) -> dict[str, Any]:
     return {"base": stated_by_card(source.folder)} | history
 
 
-def small_files(source: Path) -> dict[str, Path]:
-    """Return the files of a checkpoint that are copied unchanged, by their paths in it."""
-    files = [
-        file
-        for file in sorted(source.iterdir())
+def small_files(source: Path, include: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the files of a checkpoint that are copied unchanged, by their paths in it.
+
+    Args:
+        source: Its folder.
+        include: Patterns of further files, each of which must match.
+    """
+    entries = sorted(source.iterdir())
+    files = {
+        file.name: file
+        for file in entries
         if is_carried(file.name) and file.name not in WRITTEN
-    ]
-    files += sorted(source.glob(f"{TEMPLATES}/*.jinja"))
-    return _checked(
-        {file.relative_to(source).as_posix(): file for file in files}, source
-    )
-
-
-def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """Return the additional files to copy, by their paths in the checkpoint."""
-    weights = {file.name for file in source.iterdir() if _is_weights(file)}
-    return _checked(included(source, patterns, but=WRITTEN | weights), source)
+    }
+    templates = sorted(source.glob(f"{TEMPLATES}/*.jinja"))
+    files |= {file.relative_to(source).as_posix(): file for file in templates}
+    if include:
+        weights = {file.name for file in entries if _is_weights(file)}
+        files |= included(source, include, but=WRITTEN | weights)
+    check_inside(files.values(), source)
+    return {name: file for name, file in files.items() if file.is_file()}
 
 
 def _is_weights(file: Path) -> bool:
     return file.suffix in WEIGHTS or file.name.endswith(".index.json")
-
-
-def _checked(files: dict[str, Path], source: Path) -> dict[str, Path]:
-    check_inside(files.values(), source)
-    return {name: file for name, file in files.items() if file.is_file()}
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:

@@ -429,6 +429,12 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
+def returning_objects(model: PreTrainedModel) -> None:
+    """Let a model return objects with `logits`, whatever `return_dict` is in config.json."""
+    for config in (model.config, text_config(model.config)):
+        config.return_dict = True
+
+
 def differs_by_layer(config: Any) -> bool:
     """Return whether sizes differ from layer to layer."""
     return bool(getattr(config, "is_heterogeneous", False))

@@ -23,6 +23,7 @@ from ropepatch.model.config import (
     load_config,
     no_progress_bars,
     quantization_of,
+    returning_objects,
     stock_code,
     text_config,
 )
@@ -79,20 +80,15 @@ def load_model(
         torch.random.fork_rng(devices=[]),
     ):
         model, report = load(folder, **how)
-    unused = check_report(model, report)
+    text = text_config(model.config)
+    returning_objects(model)
+    unused = check_report(model, report, text)
     if unused and name:
         warn_once(
             f"{name}: its model does not use {len(unused)} of the weights, for instance {unused[0]}"
         )
     loaded: PreTrainedModel = model.eval()
-    returning_objects(loaded)
     return loaded
-
-
-def returning_objects(model: PreTrainedModel) -> None:
-    """Let a model return objects with `logits`, whatever `return_dict` is in config.json."""
-    for config in (model.config, text_config(model.config)):
-        config.return_dict = True
 
 
 warn_once = lru_cache(
@@ -143,10 +139,12 @@ def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
         _, report = load(
             None, output_loading_info=True, ignore_mismatched_sizes=True, **how
         )
-    return check_report(model, report)
+    return check_report(model, report, text_config(model.config))
 
 
-def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
+def check_report(
+    model: PreTrainedModel, report: dict[str, Any], text: PreTrainedConfig
+) -> list[str]:
     """Return the names of unused weights from transformers' loading report.
 
     Raises:
@@ -158,9 +156,7 @@ def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
     in_layers = [
         name for name in unused if (found := NUMBERED.match(name)) and found[1] in lists
     ]
-    if getattr(
-        text_config(model.config), "num_nextn_predict_layers", 0
-    ):  # multi-token prediction layers
+    if getattr(text, "num_nextn_predict_layers", 0):  # of multi-token prediction
         in_layers = []
     for problem, names in (
         ("missing keys", report["missing_keys"]),

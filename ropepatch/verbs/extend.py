@@ -234,20 +234,23 @@ def extend(
     check_fingerprint(plan, reading)
     check_place(place)
 
-    def finish(written: writing.Written) -> None:
+    def finish(written: writing.Written) -> dict[str, Any]:
         device = processes.device
         add_fingerprint(written, asked=reading, device=device, say=say, progress=no_bar)
+        return written.record.to_dict()
 
     with interruptible(say, lambda: _kept(place)):
         if is_written:
-            processes.write_once(lambda: finish(_complete(plan, folder, include, say)))
+            made = processes.write_once(
+                lambda: finish(_complete(plan, folder, include, say))
+            )
         else:
             copy = writing.check(plan, place, link=link_weights, include=include)
             say_left_out(copy.source, copy.files, say)
-            record = {"command": command} if command else {}
+            more = {"command": command} if command else {}
             with progress(WEIGHTS) as advance:
-                processes.write_once(lambda: finish(copy.write(advance, **record)))
-        return Extension(folder, plan, records.read(folder).to_dict())
+                made = processes.write_once(lambda: finish(copy.write(advance, **more)))
+        return Extension(folder, plan, made)
 
 
 def _extend_gguf(
@@ -336,11 +339,11 @@ def check_carried(
     source: Checkpoint, include: Sequence[str], say: Say
 ) -> dict[str, Path]:
     """Refuse secrets in the files to copy, say which files are not copied, and return those to add."""
-    extra = writing.included_files(source.folder, include)
-    files = writing.small_files(source.folder) | extra
+    files = writing.small_files(source.folder, include)
     check_secrets(files)
     say_left_out(source, files, say)
-    return extra
+    added = files.keys() - writing.small_files(source.folder).keys()
+    return {name: files[name] for name in added}
 
 
 def say_left_out(source: Checkpoint, files: Collection[str], say: Say) -> None:

@@ -40,6 +40,8 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
         method: A name, or a scaling file.
         settings: The texts.
     """
+    if not settings:
+        return {}
     kind = None if is_scaling_file(method) else find_method(method)
     types = (
         {key: get_type_hints(kind)[key] for key in kind.model_fields} if kind else {}
