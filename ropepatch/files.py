@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from ropepatch.errors import RopepatchError, argument
@@ -406,3 +407,17 @@ def check_inside(files: Collection[Path], folder: Path) -> None:
                 f"{file} is a link that leads out of the checkpoint, to {target}",
                 hint="put the file itself there if it belongs to the checkpoint, else remove the link",
             )
+
+
+def check_writable(place: Path, hint: str) -> None:
+    """Refuse a file or folder that cannot be written, before the work for it."""
+    try:
+        folder = next(
+            above for above in (place, *place.absolute().parents) if above.exists()
+        )
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RopepatchError(
+            f"cannot write {place}: {error.strerror or error}", hint=hint
+        ) from error

@@ -15,6 +15,7 @@ from checkpoint_folders import largest_file
 from made_results import scoring
 
 from ropepatch import RopepatchError, explore, files
+from ropepatch.cli.parameters import parse_settings
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
@@ -38,7 +39,6 @@ from ropepatch.publishing.card.writing import write_card
 from ropepatch.report.page import write_report
 from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe
-from ropepatch.verbs.inputs import parse_settings
 
 NOT_REGULAR = "is a pipe, a socket or a device, expected a regular file"
 SINGLE = "model.safetensors"

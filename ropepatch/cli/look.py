@@ -46,7 +46,7 @@ def plan(
         engine: Print the command that serves the plan in this engine, without writing a checkpoint if
             possible: vllm, sglang, llama.cpp, ollama or mlx-lm.
     """
-    from ropepatch.verbs.inputs import parse_settings
+    from ropepatch.cli.parameters import parse_settings
 
     planned = ropepatch.plan(
         model, to=to, method=method, **asked, **parse_settings(method, settings or ())

@@ -43,7 +43,7 @@ def extend(
     **asked: Any,
 ) -> None:
     """`ropepatch eval` measures the checkpoint, and `ropepatch push` publishes it."""
-    from ropepatch.verbs.inputs import parse_settings
+    from ropepatch.cli.parameters import parse_settings
 
     parameters = parse_settings(method, settings or ())
     how = feedback(quiet) | {"command": command_line()}
@@ -87,8 +87,7 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
 
 def _next_steps(extension: Extension) -> Iterator[str]:
     """How to load, measure and publish a checkpoint."""
-    from ropepatch.model.loading import load_tokenizer
-    from ropepatch.publishing.loading import call
+    from ropepatch.model.loading import call, load_tokenizer
 
     folder = str(extension.folder)
     quoted = shlex.quote(folder)
@@ -211,7 +210,7 @@ def _print_pushed(pushed: Pushed, folder: str) -> None:
 
 def _how_to_load(pushed: Pushed, folder: str) -> str:
     from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.publishing.loading import call, load_adapter
+    from ropepatch.model.loading import call, load_adapter
 
     branch = None if pushed.branch == "main" else pushed.branch
     if "adapter_model.safetensors" in pushed.files:

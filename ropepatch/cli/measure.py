@@ -52,8 +52,8 @@ def evaluate(
         settings: A parameter of the method, if there is only one; see `ropepatch methods NAME`.
     """
     if settings:
+        from ropepatch.cli.parameters import parse_settings
         from ropepatch.settings import listed
-        from ropepatch.verbs.inputs import parse_settings
 
         name, *others = listed(asked.get("methods", "yarn"))
         if others:

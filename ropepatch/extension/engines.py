@@ -402,8 +402,8 @@ def engine_support(
         parameters, rope, target, gguf_architecture(model_type), folds
     )
     whole = whole or model_type
-    others = VERSIONS.keys() - BY_ROPE_TYPE
-    tried = {name: found(name, whole, model_type, written.kind) for name in others}
+    kind, others = written.kind, VERSIONS.keys() - BY_ROPE_TYPE
+    tried = {name: found(name, whole, model_type, kind) for name in others}
     rows = []
     for engine in VERSIONS:
         if engine == "transformers 5.x":

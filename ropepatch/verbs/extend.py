@@ -17,7 +17,7 @@ from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
-from ropepatch.files import absent, check_secrets, from_here, json_text
+from ropepatch.files import absent, check_secrets, check_writable, from_here, json_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
 from ropepatch.processes import join
@@ -34,7 +34,7 @@ from ropepatch.scaling import Scaling
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
 from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
-from ropepatch.verbs.inputs import check_writable, default_folder
+from ropepatch.verbs.inputs import default_folder
 
 if TYPE_CHECKING:
     from ropepatch.training.forecast import Forecast
@@ -220,10 +220,11 @@ def extend(
     if dry_run:
         checks: list[Callable[[], object]] = [
             partial(_is_written, plan, place),
-            partial(check_fingerprint, plan, reading),
             partial(check_place, place),
             partial(_check, plan, place, link_weights, include),
         ]
+        if reading:
+            checks.append(partial(check_fingerprint, plan))
         return Extension(place, plan, obstacles=failures(checks))
     if not isinstance(model, Plan):
         say_warnings(plan, say)
@@ -231,12 +232,16 @@ def extend(
     is_written = _is_written(plan, place)
     if isinstance(model, Plan):
         check_unchanged(plan)
-    check_fingerprint(plan, reading)
+    if reading:
+        check_fingerprint(plan)
     check_place(place)
 
     def finish(written: writing.Written) -> dict[str, Any]:
-        device = processes.device
-        add_fingerprint(written, asked=reading, device=device, say=say, progress=no_bar)
+        if reading is not False:
+            asked, device = bool(reading), processes.device
+            add_fingerprint(
+                written, asked=asked, device=device, say=say, progress=no_bar
+            )
         return written.record.to_dict()
 
     with interruptible(say, lambda: _kept(place)):

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from ropepatch.progress import Progress, Say
 
 
-def check_fingerprint(plan: Plan, asked: bool | None) -> None:
+def check_fingerprint(plan: Plan) -> None:
     """Refuse a requested fingerprint if none is possible."""
-    if not asked:
-        return
     if reason := why_none(
         plan.config, plan.method.name, plan.source.config.window, plan.target
     ):
@@ -29,7 +27,7 @@ def check_fingerprint(plan: Plan, asked: bool | None) -> None:
 def add_fingerprint(
     written: Written,
     *,
-    asked: bool | None,
+    asked: bool,
     device: str,
     say: Say,
     progress: Progress,
@@ -38,8 +36,6 @@ def add_fingerprint(
 
     An existing fingerprint of the same weights is kept.
     """
-    if asked is False:
-        return
     checkpoint, record, folder = Checkpoint(written.path), written.record, written.path
     try:
         if (

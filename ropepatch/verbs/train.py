@@ -202,7 +202,8 @@ def _check_fingerprint(plan: Plan, recipe: Recipe, reading: bool | None) -> None
             f"{argument('reading')}: save: adapter writes no checkpoint",
             hint="leave it out",
         )
-    check_fingerprint(plan, reading)
+    if reading:
+        check_fingerprint(plan)
 
 
 def _dry_run(
@@ -258,14 +259,14 @@ def _trained(
     trained = fine_tune(
         plan, recipe, place, say=say, progress=progress, prepared=prepared
     )
-    if recipe.save == "merged":
+    if recipe.save == "merged" and reading is not False:
         written, device = (
             writing.Written(trained.folder, records.read(trained.folder)),
             processes.device,
         )
         processes.write_once(
             lambda: add_fingerprint(
-                written, asked=reading, device=device, say=say, progress=progress
+                written, asked=bool(reading), device=device, say=say, progress=progress
             )
         )
     return trained

@@ -17,10 +17,10 @@ from ropepatch import HOME, METHODS, REMAPPINGS
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
 from ropepatch.cli.derive import ONLY_IN_PYTHON, written
+from ropepatch.cli.parameters import parse_settings
 from ropepatch.errors import argument, arguments_written
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.model.checkpoint import TINY
-from ropepatch.verbs.inputs import parse_settings
 
 COMMANDS = [name for name in app if not name.startswith("-")]
 LINES = {  # commands without a model: exit code, heaviest allowed import, and a part of the output
