@@ -12,6 +12,7 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
@@ -120,11 +121,8 @@ class Copy:
             clone_files(
                 self.source.weights.files, partial, link=self.link, progress=progress
             )
-            written = Checkpoint(partial)
-            verdict, model = verify(written, self.plan, expected)
-            record |= proof_of(written, verdict, linked=self.link) | dict(self.origin)
-            made = Record.of(self.plan, config_changes=dict(change.keys), **record)
-            records.write(partial, made)
+            keys = {"config_changes": dict(change.keys), **self.origin, **record}
+            made, model = _proved(partial, self.plan, expected, keys, linked=self.link)
         return Written(self.folder, made, model)
 
 
@@ -216,11 +214,25 @@ def write_trained(
         (partial / "generation_config.json").unlink(missing_ok=True)
         copy_files(small_files(source.folder) | dict(files), partial)
         write_configuration(source, partial, plan, plan.change)
-        written = Checkpoint(partial)
-        verdict, reloaded = verify(written, plan, trained_logits(model, plan))
-        made = Record.of(plan, **proof_of(written, verdict), **origin, **record)
-        records.write(partial, made)
+        expected = trained_logits(model, plan)
+        made, reloaded = _proved(partial, plan, expected, {**origin, **record})
     return Written(folder, made, reloaded)
+
+
+def _proved(
+    folder: Path,
+    plan: Plan,
+    expected: Tensor | str,
+    keys: Mapping[str, Any],
+    *,
+    linked: bool = False,
+) -> tuple[Record, PreTrainedModel | None]:
+    """Verify a written checkpoint, and write its record; return this and the reloaded model."""
+    written = Checkpoint(folder)
+    verdict, model = verify(written, plan, expected)
+    record = Record.of(plan, **keys, **proof_of(written, verdict, linked=linked))
+    records.write(folder, record)
+    return record, model
 
 
 def is_written(plan: Plan, folder: Path) -> bool:
