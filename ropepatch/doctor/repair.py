@@ -10,9 +10,8 @@ from ropepatch.doctor.rules import repaired
 from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import absent, new_folder, read_json, write_json
-from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
-from ropepatch.model.source import check_inside
+from ropepatch.model.source import READING, check_inside
 from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 
 

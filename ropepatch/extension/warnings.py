@@ -25,9 +25,8 @@ from ropepatch.model.config import (
     switches,
 )
 from ropepatch.model.gguf import FREQS, GgufModel
-from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import LONGEST, Rope
 from ropepatch.settings import short_length
 
 PUBLISHED = 32  # largest published factor of a RoPE scaling without training

@@ -38,9 +38,9 @@ from ropepatch.model.checkpoint import Checkpoint, code_of, saving
 from ropepatch.model.config import DUAL_CHUNK, KEY, Config, stated_class
 from ropepatch.model.gguf import GgufModel
 from ropepatch.model.loading import check_weights
-from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
     ADAPTER,
+    READING,
     TEMPLATES,
     check_inside,
     included,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import check_name, check_regular
-from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.weights import INDEX, SINGLE
 from ropepatch.settings import HUB_NAME, parse_yaml, shown
@@ -29,6 +28,7 @@ SHARED = re.compile(
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
 PASSED_ON = ("license", "license_name", "license_link", "language")
 ADAPTER = "adapter_config.json"
+READING = "reading.json"  # the fingerprint
 TEMPLATES = "additional_chat_templates"  # the only subfolder of a checkpoint that transformers uses
 # The files, other than weights, of transformers, tokenizers, processors and engines. Any other file may be
 # private, and Mistral's params.json would give engines the unscaled RoPE.

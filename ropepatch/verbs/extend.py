@@ -21,6 +21,7 @@ from ropepatch.extension.scanning import check_secrets
 from ropepatch.files import absent, from_here, json_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
+from ropepatch.probing.making import add_fingerprint, check_fingerprint
 from ropepatch.processes import join
 from ropepatch.progress import (
     WEIGHTS,
@@ -34,7 +35,6 @@ from ropepatch.progress import (
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
-from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
 from ropepatch.verbs.inputs import check_writable, default_folder
 
 if TYPE_CHECKING:
@@ -237,7 +237,9 @@ def extend(
 
     def finish(written: writing.Written) -> None:
         device = processes.device
-        add_fingerprint(written, asked=reading, device=device, say=say, progress=no_bar)
+        add_fingerprint(
+            plan, written, asked=reading, device=device, say=say, progress=no_bar
+        )
 
     with interruptible(say, lambda: _kept(place)):
         if is_written:
