@@ -13,8 +13,8 @@ import ropepatch
 PACKAGE = Path(ropepatch.__file__).parent
 # A subpackage may import those on earlier lines; subpackages on one line must not import each other.
 LAYERS = [
-    {"errors", "columns"},
-    {"files"},
+    {"errors"},
+    {"columns", "files"},
     {"settings"},
     {"scaling"},
     {"data"},
