@@ -183,10 +183,16 @@ def plan_method(
     """Plan with a method, its name, or a scaling file; see `plan`."""
     if isinstance(source, GgufModel):
         return plan_by(source, *method_for(source, method, parameters, to))
-    with explained(source.config.raw):
-        if source.config.custom is None:
-            check_agreement(source.config.raw)
+    config = source.config
+    try:
+        if config.custom is None:
+            check_agreement(config)
         return plan_by(source, *method_for(source, method, parameters, to))
+    except RopepatchError as error:
+        reason = explained(config) if error.__cause__ is not None else None
+        if reason is None:
+            raise
+        raise reason from error
 
 
 def method_for(

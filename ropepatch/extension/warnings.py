@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ropepatch.doctor.facts import THETA_KEYS
-from ropepatch.doctor.rules import plan_findings
+from ropepatch.doctor.rules import THETA_KEYS, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.extension.changes import ACROSS_LAYERS, Planned
 from ropepatch.files import read_json
@@ -159,7 +158,7 @@ def _made_from(plan: Planned) -> Iterator[str]:
 
 def _of_config(config: Config) -> Iterator[str]:
     """Warn of what the rules of `ropepatch doctor` find."""
-    for finding in plan_findings(config.raw):
+    for finding in plan_findings(config):
         if finding.code != "window-raised":
             yield f"config.json: {finding.problem} (details: ropepatch doctor)"
         elif not config.original_window:
