@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the names in HOMES, for mypy and editors
     from ropepatch.gallery.explorer.page import explore as explore
     from ropepatch.probing.asking import Probed as Probed
     from ropepatch.probing.asking import probe as probe
-    from ropepatch.probing.callback import ProbeCallback as ProbeCallback
+    from ropepatch.probing.trainer import ProbeCallback as ProbeCallback
     from ropepatch.publishing.folding import fold_attention as fold_attention
     from ropepatch.publishing.hub import push as push
     from ropepatch.scaling import METHODS as METHODS
@@ -64,7 +64,7 @@ HOMES = {  # modules of the public names, imported when used because it takes se
     "extension.planning": "Plan plan",
     "gallery.explorer.page": "explore",
     "probing.asking": "Probed probe",
-    "probing.callback": "ProbeCallback",
+    "probing.trainer": "ProbeCallback",
     "publishing.folding": "fold_attention",
     "publishing.hub": "push",
     "scaling": "METHODS Scaling make_scaling",

@@ -1,17 +1,22 @@
-"""Text in columns, laid out by rich."""
+"""Text in columns, laid out by rich, and pandas frames."""
 
 from __future__ import annotations
 
 import io
 import random
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
 
 _state = random.getstate()  # rich draws from it when it is first imported
 from rich.console import Console  # noqa: E402  # while the random state is saved
 from rich.table import Table as Table  # noqa: E402  # as above
 
 random.setstate(_state)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 PLAIN: dict[str, Any] = {
     "force_jupyter": False,
@@ -53,3 +58,14 @@ def as_text(parts: Iterable[str | Table], width: int = UNFOLDED) -> str:
     for number, part in enumerate(parts):
         console.print(part, soft_wrap=number == 0 and isinstance(part, str))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+
+
+def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:
+    """A pandas frame of rows."""
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise RopepatchError(
+            "a frame needs pandas", hint="pip install pandas"
+        ) from error
+    return DataFrame(list(rows))

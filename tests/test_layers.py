@@ -13,8 +13,8 @@ import ropepatch
 PACKAGE = Path(ropepatch.__file__).parent
 # A subpackage may import those on earlier lines; subpackages on one line must not import each other.
 LAYERS = [
-    {"errors", "columns"},
-    {"files"},
+    {"errors"},
+    {"columns", "files"},
     {"settings"},
     {"scaling"},
     {"data"},
@@ -22,9 +22,9 @@ LAYERS = [
     {"doctor"},
     {"attention", "processes"},
     {"encodings", "extension", "progress"},
-    {"evaluation"},
+    {"evaluation", "probing"},
     {"report"},
-    {"training", "publishing", "gallery", "probing"},
+    {"training", "publishing", "gallery"},
     {"verbs"},
     {"__init__"},
     {"cli"},

@@ -25,9 +25,9 @@ from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.record import Record, stated_by_card
 from ropepatch.extension.record import read as read_record
-from ropepatch.model import reading_file
+from ropepatch.probing import reading as readings
 from ropepatch.probing.judging import judge
-from ropepatch.probing.text import source_ids
+from ropepatch.probing.reading import source_ids
 from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import card_text
 from ropepatch.report import results_tables
@@ -90,15 +90,12 @@ def drawn(file: Path) -> None:
 
 def text_of_reading(file: Path) -> None:
     """Regenerate the text as the probe does, and judge the fingerprint against itself."""
-    read = reading_file.read(file.parent)
+    read = readings.read(file.parent)
     with suppress(RopepatchError):  # the text does not fit the hash
         source_ids(read.source, None, read.vocabulary, "x")
     judge(
         read,
-        [
-            read.tops[reading_file.RIGHT].rows()[row]
-            for row in range(len(read.positions))
-        ],
+        [read.tops[readings.RIGHT].rows()[row] for row in range(len(read.positions))],
         None,
     )
 
@@ -132,7 +129,7 @@ READING = {
     "dtype": "float32",
     "source": {"kind": "tokens", "seed": 0, "length": 80, "sha256": "abc"},
     "positions": [1, 70],
-    "tops": {reading_file.RIGHT: TOPS, "x": TOPS},
+    "tops": {readings.RIGHT: TOPS, "x": TOPS},
     "rounded": [0.0, 0.001],
     "versions": {"torch": "2.13"},
 }
@@ -206,14 +203,14 @@ READERS = {
         "ropepatch.json", RECORDS["trained-folded"], card_of, None, Record
     ),
     "reading of a text": Reader(
-        "reading.json", READING, text_of_reading, None, reading_file.Reading
+        "reading.json", READING, text_of_reading, None, readings.Reading
     ),
     "reading": Reader(
         "reading.json",
         READING,
-        lambda file: reading_file.read(file.parent),
+        lambda file: readings.read(file.parent),
         lambda read: read.to_dict(),
-        reading_file.Reading,
+        readings.Reading,
     ),
     "scaling": Reader("x.json", SCALING, read_scaling, None, ScalingFile),
     "card": Reader(

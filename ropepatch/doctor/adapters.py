@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ropepatch.doctor.facts import positive
 from ropepatch.doctor.findings import TOKENIZER, Finding, Problem, Rule, shown
+from ropepatch.doctor.rules import positive
 from ropepatch.errors import RopepatchError, plain
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 

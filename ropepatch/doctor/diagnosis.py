@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from ropepatch.doctor.adapters import adapter_findings
-from ropepatch.doctor.facts import Facts
 from ropepatch.doctor.findings import (
     CONFIG,
     MEMORY,
@@ -26,7 +25,7 @@ from ropepatch.doctor.findings import (
     by_severity,
     has_errors,
 )
-from ropepatch.doctor.rules import check
+from ropepatch.doctor.rules import Facts, check
 from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text, read_json
@@ -192,7 +191,7 @@ def _diagnose_checkpoint(
     folder = source.folder
     files, findings = read_small_files(folder)
     unreadable = [finding.file for finding in findings]
-    facts = Facts(source.raw, files.get(TOKENIZER, {}))
+    facts = Facts(source.config, files.get(TOKENIZER, {}))
     weights, of_weights = look_at_weights(folder, source.raw)
     findings += [*check(facts), *of_weights]
     if measure or source.revision is None:  # else only config.json was downloaded

@@ -10,7 +10,7 @@ from ropepatch.doctor.rules import repaired
 from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import absent, check_inside, new_folder, read_json, write_json
-from ropepatch.model.reading_file import FILE as READING
+from ropepatch.model.checkpoint import READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 

@@ -1,36 +1,31 @@
-"""The rules for a config.json: one list, each with the public thread that it comes from."""
+"""What a config.json states, and the rules for it, each with the public thread that it comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
-from ropepatch.doctor.facts import (
-    LEFT_BEHIND,
-    NEWER,
-    Facts,
-    Scaling,
-    Written,
-    number,
-    positive,
-)
 from ropepatch.doctor.findings import (
     CONFIG,
     TOKENIZER,
     Edit,
     Finding,
     Keys,
+    Look,
     Problem,
     Rule,
+    Severity,
+    edited,
     has_errors,
     shown,
 )
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.model.architectures import (
+    GLOBAL_LAYERS,
     LLAMA_3_VOCABULARY,
     LOCAL_BASE,
     OPEN_RAMP,
@@ -48,19 +43,19 @@ from ropepatch.model.config import (
     ORIGINAL,
     SCALING_KEYS,
     SEQUENCE,
+    STATING,
+    TEXT_PARTS,
     VENDOR_TYPES,
     WITH_ORIGINAL,
+    Config,
     blueprint,
-    check_rope_types,
     default_theta,
     differs_by_layer,
     dual_chunk_original,
     find_rotary,
     generates,
     is_known,
-    kind_of,
     legacy_keys,
-    load_config,
     read_rope,
     stated_class,
     stated_window,
@@ -68,60 +63,299 @@ from ropepatch.model.config import (
 )
 from ropepatch.scaling.ramps import yarn_temperature
 
-DEFAULT_THETA = 10_000.0
+# Rope types that leave the frequencies unchanged
+UNSCALED = (None, "default", "mrope", "axial")
+NEWER = "rope_parameters"  # of transformers 5
+OLDER = "rope_scaling"  # of programs before it
+THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 LOCAL_THETA = "rope_local_base_freq"  # Gemma 3's base of the sliding layers
+DEFAULT_THETA = 10_000.0
 SHARES = ("partial_rotary_factor", "rotary_pct")
 LISTS = ("short_factor", "long_factor")
-MAX_ROUNDS = 50  # repairs of one finding each
+# Up to this ratio of max_position_embeddings to the original length the former was not raised: Qwen3 has
+# 40960 and 32768.
+LEFT_BEHIND = 1.25
 ROUNDING = 0.01  # by how much factor x original may miss the window
+MAX_NUMBER = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
+MAX_ROUNDS = 50  # repairs of one finding each
+UNREAD = {  # keys that transformers does not read: their neutral value, and who reads them
+    "attn_factor": (1.0, "SGLang multiplies the attention factor by it"),
+    "extrapolation_factor": (1.0, "vLLM and SGLang weigh the ramp by it"),
+    "mscale": (
+        1.0,
+        "DeepSeek's own code, SGLang and mlx-lm use it without mscale_all_dim",
+    ),
+    "mscale_all_dim": (
+        0.0,
+        "DeepSeek's own code, SGLang and mlx-lm use it without mscale",
+    ),
+}
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as a float; None for anything else, including booleans."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= MAX_NUMBER else None
+
+
+def positive(value: Any) -> float | None:
+    """Return a finite number above 0; None for anything else."""
+    finite = number(value)
+    return finite if finite and finite > 0 else None
+
+
+class Stated(NamedTuple):
+    """RoPE parameters as config.json contains them, or as transformers reads them.
+
+    Args:
+        values: The parameters.
+        layer: The layer type that they are for; None for all layers.
+        path: Where config.json contains them.
+    """
+
+    values: dict[str, Any]
+    layer: str | None
+    path: Keys = ()
+
+    @property
+    def kind(self) -> Any:
+        """The rope type, under either name of the key; None if missing."""
+        return self.values.get("rope_type", self.values.get("type"))
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether its type changes the frequencies."""
+        return self.kind not in UNSCALED
+
+    def number(self, key: str) -> float | None:
+        """Return the number above 0 under a key."""
+        return positive(self.values.get(key))
+
+
+def _by_layer(whole: dict[str, Any], path: Keys = ()) -> list[Stated]:
+    """Return one object of RoPE parameters, or those of each layer type."""
+    layers = {key: value for key, value in whole.items() if isinstance(value, dict)}
+    if layers and not whole.keys() & {"rope_type", "type", "factor"}:
+        return [
+            Stated(values, layer, (*path, layer)) for layer, values in layers.items()
+        ]
+    return [Stated(whole, None, path)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at.
+
+    Args:
+        config: A config.json, which transformers may reject.
+        tokenizer: The content of tokenizer_config.json, if there is one.
+    """
+
+    config: Config
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return self.config.raw
+
+    def with_edits(self, edits: Iterable[Edit]) -> Facts:
+        """Return the same files after edits."""
+        raw, tokenizer = self.raw, self.tokenizer
+        for edit in edits:
+            if edit.file == TOKENIZER:
+                tokenizer = edited(tokenizer, edit.path, edit.value)
+            else:
+                raw = edited(raw, edit.path, edit.value)
+        return Facts(Config(raw), tokenizer)
+
+    # As it is written
+
+    @cached_property
+    def prefix(self) -> Keys:
+        """Where config.json describes the language model: at the top level, or in a part."""
+        for name in TEXT_PARTS:
+            part = self.raw.get(name)
+            if isinstance(part, dict) and part.keys() & {"hidden_size", *STATING}:
+                return (name,)
+        return ()
+
+    @cached_property
+    def text(self) -> dict[str, Any]:
+        """The description of the language model."""
+        part: dict[str, Any] = self.raw[self.prefix[0]] if self.prefix else self.raw
+        return part
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as transformers names it."""
+        return str(self.text.get("model_type", self.raw.get("model_type")))
+
+    def _objects(self, name: str) -> list[Stated]:
+        whole = self.text.get(name)
+        if not isinstance(whole, dict):
+            return []
+        return _by_layer(whole, (*self.prefix, name))
+
+    @cached_property
+    def newer(self) -> list[Stated]:
+        """The objects in rope_parameters, which only transformers 5 writes."""
+        return self._objects(NEWER)
+
+    @cached_property
+    def older(self) -> list[Stated]:
+        """The objects in rope_scaling."""
+        return self._objects(OLDER)
+
+    @property
+    def objects(self) -> list[Stated]:
+        """The objects in both."""
+        return [*self.newer, *self.older]
+
+    @property
+    def newest(self) -> Stated | None:
+        """The object in rope_parameters whose values the older keys repeat."""
+        every = (None, GLOBAL_LAYERS)
+        return next((rope for rope in self.newer if rope.layer in every), None)
+
+    @cached_property
+    def theta_key(self) -> str:
+        """The top-level key of the RoPE base."""
+        return next((key for key in THETA_KEYS if key in self.text), THETA_KEYS[0])
+
+    def at(self, key: str, layer: str | None = None) -> Keys:
+        """Return where a RoPE parameter of a layer type is written, or should be."""
+        objects = [
+            rope for rope in (*self.older, *self.newer) if rope.layer in (None, layer)
+        ]
+        for rope in objects:
+            if key in rope.values:
+                return (*rope.path, key)
+        if key in self.text or not objects:
+            return self.top(key)
+        return (*objects[0].path, key)
+
+    def top(self, key: str) -> Keys:
+        """Return the path of a key of the language model."""
+        return (*self.prefix, key)
+
+    def value(self, path: Keys) -> Any:
+        """Return the value at a path of config.json; None if missing."""
+        value: Any = self.raw
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    # As transformers reads it
+
+    @cached_property
+    def read(self) -> PreTrainedConfig | None:
+        """The configuration of the language model; None if transformers rejects it."""
+        try:
+            return text_config(self.config.whole)
+        except RopepatchError:
+            return None
+
+    @cached_property
+    def scalings(self) -> list[Stated]:
+        """The RoPE parameters of each layer type."""
+        every = getattr(self.read, "rope_parameters", None)
+        return _by_layer(every) if every else []
+
+    def scaled(self, *kinds: str) -> list[Stated]:
+        """Return the RoPE parameters of some rope types."""
+        return [rope for rope in self.scalings if rope.kind in kinds]
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether any layer type has a scaling."""
+        return any(rope.is_scaled for rope in self.scalings)
+
+    @property
+    def theta(self) -> float | None:
+        """The largest RoPE base of the layer types."""
+        every = [rope.number("rope_theta") for rope in self.scalings]
+        return max((theta for theta in every if theta), default=None)
+
+    @property
+    def window(self) -> int | None:
+        """The context length that config.json states, in tokens."""
+        window = getattr(self.read, "max_position_embeddings", None)
+        return window if type(window) is int and window > 0 else None
+
+    @property
+    def reach(self) -> int | None:
+        """The context length of the scaled model: factor x original length if that was not written."""
+        if self.window is None:
+            return None
+        reaches = [float(self.window)]
+        for rope in self.scaled("yarn", "longrope", "linear"):
+            factor, original = rope.number("factor"), rope.number(ORIGINAL)
+            if factor and rope.kind == "linear":
+                longer = stated_window(self.window, factor, self.text.get(SEQUENCE))
+                reaches.append(longer or 0)
+            elif factor and original and self.window <= LEFT_BEHIND * original:
+                reaches.append(factor * original)
+        return int(max(reaches))
+
+
+RULES: list[Rule] = []  # in the order of this file; the last is asked without errors
+
+
+def rule(
+    code: str, severity: Severity, why: str, thread: str, *, plans: bool = False
+) -> Callable[[Look], Look]:
+    """Add a rule; see `Rule`."""
+
+    def add(look: Look) -> Look:
+        address = f"https://github.com/{thread}" if thread else ""
+        RULES.append(Rule(code, severity, why, address, look, plans))
+        return look
+
+    return add
 
 
 # The RoPE base, and the two generations of keys
 
 
+@rule(
+    "theta-lost",
+    "error",
+    "programs use their own default, mostly 10000, or raise an error",
+    "unslothai/unsloth/pull/7028",
+    plans=True,
+)
 def lost_theta(facts: Facts) -> Iterator[Problem]:
     """A RoPE base that is null, missing, or missing where programs expect it."""
-    top, text = facts.theta_key, facts.text
-    at_top = number(text.get(top))
-    inside = [
-        theta
-        for rope in (*facts.newer, *facts.older)
-        if (theta := number(rope.values.get("rope_theta")))
-    ]
-    place = (*facts.prefix, top)
-    if top in text and text[top] is None:
-        yield _no_theta(
-            place, inside[0] if inside else None, is_null=True, is_scaled=True
-        )
+    key, text = facts.theta_key, facts.text
+    top = facts.top(key)
+    thetas = [number(rope.values.get("rope_theta")) for rope in facts.objects]
+    inside = next((theta for theta in thetas if theta), None)
+    if key in text and text[key] is None:
+        yield _no_theta(top, inside, is_null=True, is_scaled=True)
     for rope in facts.newer:
         if rope.values.get("rope_theta") is None:
-            known = at_top if rope is facts.newest else None
+            known = number(text.get(key)) if rope is facts.newest else None
             is_null = "rope_theta" in rope.values
-            yield _no_theta(
-                (*rope.path, "rope_theta"),
-                known,
-                is_null=is_null,
-                is_scaled=rope.is_scaled,
-            )
-    if facts.older and top not in text and inside and inside[0] != DEFAULT_THETA:
+            place = (*rope.path, "rope_theta")
+            yield _no_theta(place, known, is_null=is_null, is_scaled=rope.is_scaled)
+    if key in text:
+        return
+    if facts.older and inside and inside != DEFAULT_THETA:
         within = any(number(rope.values.get("rope_theta")) for rope in facts.older)
-        readers = (
-            "transformers 4 and mlx-lm expect"
-            if within
-            else "transformers and mlx-lm expect"
-        )
-        base = plain(inside[0])
+        readers = "transformers 4 and mlx-lm" if within else "transformers and mlx-lm"
         yield Problem(
-            place,
-            f"rope_theta ({base}) is not at the top level, where {readers} it",
-            f"write rope_theta {base} next to rope_scaling",
-            edits=(Edit(CONFIG, place, inside[0]),),
+            top,
+            f"rope_theta ({plain(inside)}) is not at the top level, where {readers} expect it",
+            f"write rope_theta {plain(inside)} next to rope_scaling",
+            edits=(Edit(CONFIG, top, inside),),
             severity="warning" if within else "error",
         )
-    if not facts.newer and not inside and top not in text:
+    if not facts.newer and not inside:
         is_llama3 = any(rope.kind == "llama3" for rope in facts.older)
         if is_llama3 or (not facts.prefix and facts.model_type in STATE_THETA):
-            yield _no_theta(place, None, is_null=False, is_scaled=is_llama3)
+            yield _no_theta(top, None, is_null=False, is_scaled=is_llama3)
 
 
 def _no_theta(
@@ -140,6 +374,12 @@ def _no_theta(
     )
 
 
+@rule(
+    "keys-contradict",
+    "error",
+    "programs use different keys, so they compute different models",
+    "vllm-project/vllm/pull/28542",
+)
 def contradictions(facts: Facts) -> Iterator[Problem]:
     """Two keys with contradicting values."""
     for one, first, other, second in _stated_twice(facts):
@@ -154,7 +394,7 @@ def contradictions(facts: Facts) -> Iterator[Problem]:
 
 def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
     """Yield pairs of keys that should be equal, with their values."""
-    top, newest = (*facts.prefix, facts.theta_key), facts.newest
+    top, newest = facts.top(facts.theta_key), facts.newest
     theta = facts.text.get(facts.theta_key)
     if (
         newest
@@ -162,7 +402,7 @@ def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
         and number(newest.values.get("rope_theta")) is not None
     ):
         yield top, theta, (*newest.path, "rope_theta"), newest.values["rope_theta"]
-    for rope in (*facts.newer, *facts.older):
+    for rope in facts.objects:
         kinds = rope.values.get("rope_type"), rope.values.get("type")
         # The second is the older name of the first; transformers 5 keeps both.
         if None not in kinds and kinds != ("default", "mrope"):
@@ -170,21 +410,35 @@ def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
         originals = facts.text.get(ORIGINAL), rope.values.get(ORIGINAL)
         if None not in originals:
             yield (
-                (*facts.prefix, ORIGINAL),
+                facts.top(ORIGINAL),
                 originals[0],
                 (*rope.path, ORIGINAL),
                 originals[1],
             )
-    for new, old in facts.pairs:
-        if (old.kind or "default") != (new.kind or "default"):
-            yield (*old.path, "rope_type"), old.kind, (*new.path, "rope_type"), new.kind
-            continue
-        for key in sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta"}):
-            first, second = old.values.get(key), new.values.get(key)
-            if key != ORIGINAL or None not in (first, second):
-                yield (*old.path, key), first, (*new.path, key), second
+    for new in facts.newer:
+        for old in facts.older:
+            of_global = old.layer is None and new.layer == GLOBAL_LAYERS
+            if new.layer == old.layer or of_global:
+                yield from _in_both(old, new)
 
 
+def _in_both(old: Stated, new: Stated) -> Iterator[tuple[Keys, Any, Keys, Any]]:
+    """Yield the keys that rope_scaling and rope_parameters both have for the same layers."""
+    if (old.kind or "default") != (new.kind or "default"):
+        yield (*old.path, "rope_type"), old.kind, (*new.path, "rope_type"), new.kind
+        return
+    for key in sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta"}):
+        first, second = old.values.get(key), new.values.get(key)
+        if key != ORIGINAL or None not in (first, second):
+            yield (*old.path, key), first, (*new.path, key), second
+
+
+@rule(
+    "only-new-keys",
+    "warning",
+    "these programs silently apply no scaling and a default base, mostly 10000",
+    "deepspeedai/DeepSpeed/pull/8345",
+)
 def only_newer_keys(facts: Facts) -> Iterator[Problem]:
     """RoPE parameters that older programs do not support, where they would take other values."""
     unseen = [rope for rope in facts.newer if _is_unseen(facts, rope)]
@@ -197,16 +451,15 @@ def only_newer_keys(facts: Facts) -> Iterator[Problem]:
         kinds = ", ".join(dict.fromkeys(str(rope.kind) for rope in unseen))
         do_not = "do not" if len(readers) > 1 else "does not"
         yield Problem(
-            (*facts.prefix, NEWER),
+            facts.top(NEWER),
             f"the RoPE parameters ({kinds}) are only in rope_parameters, which {' and '.join(readers)} "
             f"{do_not} support",
             "add the older keys with the same values",
-            value=facts.text[NEWER],
             edits=_older_keys(facts),
         )
 
 
-def _is_unseen(facts: Facts, rope: Written) -> bool:
+def _is_unseen(facts: Facts, rope: Stated) -> bool:
     """Whether programs that do not parse an object of rope_parameters compute something else."""
     if _has_own_share(facts, rope):
         return True
@@ -215,11 +468,11 @@ def _is_unseen(facts: Facts, rope: Written) -> bool:
     return not facts.older and (rope.is_scaled or has_own_base)
 
 
-def _is_default(rope: Written, theta: float | None) -> bool:
+def _is_default(rope: Stated, theta: float | None) -> bool:
     return not rope.is_scaled and rope.values.get("rope_theta") == theta
 
 
-def _has_own_share(facts: Facts, rope: Written) -> bool:
+def _has_own_share(facts: Facts, rope: Stated) -> bool:
     """Whether only this object has a partial_rotary_factor (not that of `proportional`)."""
     share = number(rope.values.get("partial_rotary_factor"))
     return (
@@ -234,13 +487,11 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     rope = facts.newest
     if rope is None or rope.kind is None or not positive(rope.values.get("rope_theta")):
         return ()
-    if any(
-        other.is_scaled for other in facts.newer if other is not rope
-    ):  # no older key for these
+    others = [other for other in facts.newer if other is not rope]
+    if any(other.is_scaled for other in others):  # no older key for these
         return ()
-    older: dict[str, Any] = legacy_keys(
-        facts.text, rope.values | {"rope_type": rope.kind}
-    )
+    parameters = rope.values | {"rope_type": rope.kind}
+    older: dict[str, Any] = legacy_keys(facts.text, parameters)
     if not _has_own_share(facts, rope):
         older.pop("partial_rotary_factor", None)
     if rope.kind in WITH_ORIGINAL and rope.values.get(ORIGINAL) is not None:
@@ -253,19 +504,16 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     is_judged = is_known(facts.raw.get("model_type")) or rope.layer is not None
     if is_judged and not has_same_rope(facts.raw, after):
         return ()
-    return tuple(
-        Edit(CONFIG, (*facts.prefix, key), value) for key, value in older.items()
-    )
+    return tuple(Edit(CONFIG, facts.top(key), value) for key, value in older.items())
 
 
 def has_same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Return whether transformers loads the same RoPE from two configurations."""
-    first, second = (_rope_of(Facts(raw).config) for raw in (before, after))
+    first, second = (
+        _without_type(getattr(Facts(Config(raw)).read, "rope_parameters", None))
+        for raw in (before, after)
+    )
     return first is not None and bool(first == second)
-
-
-def _rope_of(config: PreTrainedConfig | None) -> Any:
-    return _without_type(getattr(config, "rope_parameters", None))
 
 
 def _without_type(parameters: Any) -> Any:
@@ -280,9 +528,16 @@ def _without_type(parameters: Any) -> Any:
 # Rope types and keys
 
 
+@rule(
+    "type-unknown",
+    "error",
+    "transformers warns, then raises a KeyError when it builds the model",
+    "vllm-project/vllm/pull/56446",
+    plans=True,
+)
 def unknown_types(facts: Facts) -> Iterator[Problem]:
     """A rope type that transformers does not have."""
-    for rope in (*facts.newer, *facts.older):
+    for rope in facts.objects:
         kind = rope.kind
         name = kind if isinstance(kind, str) else shown(kind)
         if kind is None or name in KNOWN_TYPES:
@@ -295,16 +550,22 @@ def unknown_types(facts: Facts) -> Iterator[Problem]:
             (*rope.path, stated[0]),
             f"transformers has no rope_type {shown(kind)}",
             remedy,
-            value=kind,
             edits=tuple(
                 Edit(CONFIG, (*rope.path, key), meant) for key in stated if meant
             ),
         )
 
 
+@rule(
+    "scaling-ignored",
+    "error",
+    "RoPE is not scaled, and the factor has no effect",
+    "lightseekorg/TorchSpec/pull/103",
+    plans=True,
+)
 def ignored_scaling(facts: Facts) -> Iterator[Problem]:
     """A factor without a type, or of the type default."""
-    for rope in (*facts.newer, *facts.older):
+    for rope in facts.objects:
         given = [
             key for key in ("factor", *LISTS) if rope.values.get(key) not in (None, 1)
         ]
@@ -318,52 +579,50 @@ def ignored_scaling(facts: Facts) -> Iterator[Problem]:
             )
 
 
+@rule(
+    "head-dim-null",
+    "error",
+    "transformers 5 raises a TypeError",
+    "HabanaAI/vllm-fork/pull/1294",
+    plans=True,
+)
 def null_head_dim(facts: Facts) -> Iterator[Problem]:
     """A missing head size, under a type that needs it."""
     kinds = [
         rope.kind
-        for rope in (*facts.newer, *facts.older)
+        for rope in facts.objects
         if rope.kind in ("yarn", "longrope", "dynamic")
     ]
-    if not kinds or differs_by_layer(facts.config):
+    if not kinds or differs_by_layer(facts.read):
         return
     stated = facts.text.get("head_dim", "missing")
-    size = (
-        stated if facts.config is None else getattr(facts.config, "head_dim", "missing")
-    )
+    read = facts.read
+    size = stated if read is None else getattr(read, "head_dim", "missing")
     if size is not None:
         return
-    path = (*facts.prefix, "head_dim")
+    path = facts.top("head_dim")
     hidden, heads = (
         positive(facts.text.get(key)) for key in ("hidden_size", "num_attention_heads")
     )
-    edits = (
-        (Edit(CONFIG, path, int(hidden // heads)),)
-        if hidden and heads and hidden >= heads
-        else ()
-    )
+    edits: tuple[Edit, ...] = ()
+    if hidden and heads and hidden >= heads:
+        edits = (Edit(CONFIG, path, int(hidden // heads)),)
+    is_missing = "null" if stated is None else "missing"
     yield Problem(
         path,
-        f"head_dim is {'null' if stated is None else 'missing'}, but rope_type {kinds[0]} needs it",
+        f"head_dim is {is_missing}, but rope_type {kinds[0]} needs it",
         "write hidden_size / num_attention_heads, the meaning of null",
         edits=edits,
     )
 
 
-READERS = {  # of keys that transformers does not read, with their neutral value
-    "attn_factor": (1.0, "SGLang multiplies the attention factor by it"),
-    "extrapolation_factor": (1.0, "vLLM and SGLang weigh the ramp by it"),
-    "mscale": (
-        1.0,
-        "DeepSeek's own code, SGLang and mlx-lm use it without mscale_all_dim",
-    ),
-    "mscale_all_dim": (
-        0.0,
-        "DeepSeek's own code, SGLang and mlx-lm use it without mscale",
-    ),
-}
-
-
+@rule(
+    "key-unread",
+    "warning",
+    "programs compute different models",
+    "deepseek-ai/DeepSeek-R1/issues/684",
+    plans=True,
+)
 def unread_keys(facts: Facts) -> Iterator[Problem]:
     """A maker's key of YaRN that transformers does not read, and other programs do."""
     for rope in facts.scaled("yarn"):
@@ -372,11 +631,11 @@ def unread_keys(facts: Facts) -> Iterator[Problem]:
         if not factor:
             continue
         a = stated or yarn_temperature(factor)
-        for key, (neutral, reader) in READERS.items():
+        for key, (neutral, reader) in UNREAD.items():
             value = number(rope.values.get(key))
-            if value in (None, neutral) or (
-                key.startswith("mscale") and (has_both or stated)
-            ):
+            if value in (None, neutral):
+                continue
+            if key.startswith("mscale") and (has_both or stated):
                 continue
             product = f" ({a * value:.4f})" if key == "attn_factor" and value else ""
             yield Problem(
@@ -388,16 +647,21 @@ def unread_keys(facts: Facts) -> Iterator[Problem]:
             )
 
 
+@rule(
+    "attention-factor-inverted",
+    "warning",
+    "it flattens attention, but longer contexts need sharper attention",
+    "deepseek-ai/DeepSeek-R1/issues/684",
+    plans=True,
+)
 def small_attention_factors(facts: Facts) -> Iterator[Problem]:
     """An attention factor below one, although the context grew."""
     for rope in facts.scaled("yarn", "longrope"):
         a = number(rope.values.get("attention_factor"))
         if a is not None and a < 1 and _growth(facts, rope) > 1:
-            remedy = (
-                f"write {1 / a:.6g} unless the model was trained so"
-                if a > 0
-                else "drop the key"
-            )
+            remedy = "drop the key"
+            if a > 0:
+                remedy = f"write {1 / a:.6g} unless the model was trained so"
             yield Problem(
                 facts.at("attention_factor", rope.layer),
                 f"attention_factor is {a:g}, below 1, although the context grew: it multiplies the logits by "
@@ -407,7 +671,7 @@ def small_attention_factors(facts: Facts) -> Iterator[Problem]:
             )
 
 
-def _growth(facts: Facts, rope: Scaling) -> float:
+def _growth(facts: Facts, rope: Stated) -> float:
     """Return how many times longer the scaled context is than the original one."""
     original = rope.number(ORIGINAL)
     if factor := rope.number("factor"):
@@ -415,6 +679,12 @@ def _growth(facts: Facts, rope: Scaling) -> float:
     return facts.window / original if facts.window and original else 1.0
 
 
+@rule(
+    "truncate-ignored",
+    "warning",
+    "llama.cpp, TGI, mlx-lm, and transformers 5 by layer type, use other frequencies",
+    "vllm-project/vllm/pull/28244",
+)
 def open_ramps(facts: Facts) -> Iterator[Problem]:
     """`truncate: false`, which not every program supports."""
     for rope in facts.scaled("yarn"):
@@ -428,6 +698,12 @@ def open_ramps(facts: Facts) -> Iterator[Problem]:
             )
 
 
+@rule(
+    "switches-against-cache",
+    "warning",
+    "keys cached before the switch keep the old rotation",
+    "huggingface/transformers/issues/25104",
+)
 def switching(facts: Facts) -> Iterator[Problem]:
     """Frequencies that change while the KV cache has keys rotated by the old ones."""
     for rope in facts.scaled("dynamic"):
@@ -443,8 +719,8 @@ def switching(facts: Facts) -> Iterator[Problem]:
         if None in (short, long) or short == long:
             continue
         rebuilt = facts.model_type in REBUILD_CACHE
-        text = f"at {plain(rope.number(ORIGINAL) or 0)} tokens the frequencies switch from short_factor to "
-        text += "long_factor"
+        switch = plain(rope.number(ORIGINAL) or 0)
+        text = f"at {switch} tokens the frequencies switch from short_factor to long_factor"
         if rebuilt:
             text += "; generate() of this architecture rebuilds the cache there"
         yield Problem(
@@ -459,20 +735,27 @@ def switching(facts: Facts) -> Iterator[Problem]:
 # Lengths
 
 
+@rule(
+    "original-missing",
+    "error",
+    "transformers silently uses max_position_embeddings, perhaps the extended length",
+    "hiyouga/LlamaFactory/pull/8101",
+    plans=True,
+)
 def lost_original(facts: Facts) -> Iterator[Problem]:
     """A type that needs the original context length, without it."""
-    for rope in (*facts.newer, *facts.older):
+    for rope in facts.objects:
         if rope.kind not in WITH_ORIGINAL:
             continue
         if rope.values.get(ORIGINAL) is None and facts.text.get(ORIGINAL) is None:
             remedy, factor = (
                 "write the context length of pretraining",
-                positive(rope.values.get("factor")),
+                rope.number("factor"),
             )
             if facts.window and factor:
-                probable = plain(facts.window / factor)
                 remedy += (
-                    f": {probable} if max_position_embeddings is the extended length"
+                    f": {plain(facts.window / factor)} if max_position_embeddings is "
+                    "the extended length"
                 )
             yield Problem(
                 (*rope.path, ORIGINAL),
@@ -481,6 +764,13 @@ def lost_original(facts: Facts) -> Iterator[Problem]:
             )
 
 
+@rule(
+    "factor-contradicts-lengths",
+    "error",
+    "transformers uses the factor, others the lengths: one result is wrong",
+    "huggingface/transformers/issues/38224",
+    plans=True,
+)
 def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
     """A context length below the original one, or above factor x original length."""
     for rope, factor, original, window in _lengths(facts):
@@ -500,25 +790,28 @@ def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
             yield Problem(facts.at("factor", rope.layer), text, remedy, value=factor)
 
 
+@rule(
+    "window-left-behind",
+    "remark",
+    "Qwen and others document it so; a program that uses it as limit never scales",
+    "sgl-project/sglang/issues/2108",
+)
 def window_left_behind(facts: Facts) -> Iterator[Problem]:
     """A scaling whose length max_position_embeddings does not state."""
     for rope, factor, original, window in _lengths(facts):
         was_raised = not 1 - ROUNDING <= window / original <= LEFT_BEHIND
-        if (
-            _decides(rope)
-            and not was_raised
-            and factor * original > window * (1 + ROUNDING)
-        ):
+        is_short = factor * original > window * (1 + ROUNDING)
+        if _decides(rope) and is_short and not was_raised:
             reach = plain(factor * original)
             yield Problem(
-                (*facts.prefix, "max_position_embeddings"),
+                facts.top("max_position_embeddings"),
                 f"max_position_embeddings is {window}, factor x original length is {reach}",
                 f"write {reach}, or pass the longer context length to the engine",
                 value=window,
             )
 
 
-def _lengths(facts: Facts) -> Iterator[tuple[Scaling, float, float, int]]:
+def _lengths(facts: Facts) -> Iterator[tuple[Stated, float, float, int]]:
     """Yield scalings with their factor, their original length and the context length."""
     for rope in facts.scaled(*WITH_ORIGINAL):
         factor, original = rope.number("factor"), rope.number(ORIGINAL)
@@ -526,18 +819,22 @@ def _lengths(facts: Facts) -> Iterator[tuple[Scaling, float, float, int]]:
             yield rope, factor, original, facts.window
 
 
-def _decides(rope: Scaling) -> bool:
+def _decides(rope: Stated) -> bool:
     """Whether transformers computes the frequencies from factor and original length.
 
     With an attention factor, it does not use LongRoPE's factor. Llama 3's factor is chosen by hand: Llama 3.1
     has factor 8 for 16 times its original length.
     """
-    kind = rope.values["rope_type"]
-    return kind == "yarn" or (
-        kind == "longrope" and rope.number("attention_factor") is None
-    )
+    has_factor = rope.number("attention_factor") is not None
+    return rope.kind == "yarn" or (rope.kind == "longrope" and not has_factor)
 
 
+@rule(
+    "linear-multiplied",
+    "remark",
+    "right for Vicuna and LongChat; deepseek-coder states the extended length",
+    "NVIDIA-NeMo/Safe-Synthesizer/pull/623",
+)
 def multiplied_length(facts: Facts) -> Iterator[Problem]:
     """Linear scaling whose stated length vLLM multiplies by the factor."""
     for rope in facts.scaled("linear"):
@@ -557,32 +854,44 @@ def multiplied_length(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@rule(
+    "window-with-room",
+    "remark",
+    "a factor computed from all of it is smaller than the authors' factor",
+    "QwenLM/Qwen3/issues/1424",
+)
 def length_with_room(facts: Facts) -> Iterator[Problem]:
     """A context length above the one that published models of this type were trained on."""
-    trained = (
-        None if facts.config is None or facts.is_scaled else trained_on(facts.config)
-    )
-    if trained:
+    if facts.read is None or facts.is_scaled:
+        return
+    if trained := trained_on(facts.read):
         yield Problem(
-            (*facts.prefix, "max_position_embeddings"),
+            facts.top("max_position_embeddings"),
             f"published models of this type state {facts.window} tokens but were trained on {trained}",
             f"extend it with {argument('original', trained)}",
             value=facts.window,
         )
 
 
+@rule(
+    "window-raised",
+    "warning",
+    "beyond the length that it was trained on, an unscaled model fails",
+    "huggingface/sentence-transformers/issues/2738",
+    plans=True,
+)
 def raised_length(facts: Facts) -> Iterator[Problem]:
     """A context length above that of published models of the same shape, without a scaling."""
-    if facts.config is None or facts.is_scaled or facts.window is None:
+    if facts.read is None or facts.is_scaled or facts.window is None:
         return
-    known = published_length(facts.config, facts.theta)
-    if known is None or facts.window <= known.length or trained_on(facts.config):
+    known = published_length(facts.read, facts.theta)
+    if known is None or facts.window <= known.length or trained_on(facts.read):
         return
     original, published = known.length, f"{known.length} tokens"
     if known.trained:
         original, published = known.trained, f"{published} (trained on {known.trained})"
     yield Problem(
-        (*facts.prefix, "max_position_embeddings"),
+        facts.top("max_position_embeddings"),
         f"published models of this shape ({known.name}) have {published}; {facts.window} without a scaling: "
         "raised by hand?",
         f"extend the original model, or name its length: {argument('original', original)}",
@@ -590,18 +899,22 @@ def raised_length(facts: Facts) -> Iterator[Problem]:
     )
 
 
+@rule(
+    "llama3-lost",
+    "warning",
+    "without it, perplexity rose from 10 to 2134 in this thread",
+    "unslothai/unsloth/pull/7028",
+    plans=True,
+)
 def lost_llama3(facts: Facts) -> Iterator[Problem]:
     """A long Llama 3 without the scaling that it was trained with."""
-    is_llama_3 = (
-        facts.model_type == "llama"
-        and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
-    )
-    is_long = (facts.window or 0) >= 131_072 and (
-        facts.theta or 0
-    ) <= 500_000  # longer ones raised the base
+    is_llama = facts.model_type == "llama"
+    is_llama_3 = is_llama and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
+    is_long = (facts.window or 0) >= 131_072
+    has_base = (facts.theta or 0) <= 500_000  # longer ones raised it
     others = facts.scaled("default", "linear", "dynamic")
-    if is_llama_3 and is_long and others:
-        scaling = others[0].values["rope_type"]
+    if is_llama_3 and is_long and has_base and others:
+        scaling = others[0].kind
         yield Problem(
             facts.at("rope_type"),
             f"Llama 3 at {facts.window} tokens was trained with rope_type llama3; this one has {scaling}",
@@ -609,6 +922,13 @@ def lost_llama3(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@rule(
+    "theta-not-as-published",
+    "remark",
+    "if the published base was lost, the model produces garbage",
+    "arcee-ai/mergekit/issues/667",
+    plans=True,
+)
 def unpublished_theta(facts: Facts) -> Iterator[Problem]:
     """A RoPE base below that of similar published models."""
     vocabulary = positive(facts.text.get("vocab_size"))
@@ -625,18 +945,30 @@ def unpublished_theta(facts: Facts) -> Iterator[Problem]:
         )
 
 
+@rule(
+    "dual-chunk",
+    "remark",
+    "SGLang and vLLM build it before they look at a scaling, which they then ignore",
+    "sgl-project/sglang/pull/9032",
+)
 def dual_chunks(facts: Facts) -> Iterator[Problem]:
     """Dual chunk attention, which transformers ignores."""
-    original = None if facts.config is None else dual_chunk_original(facts.config)
+    original = None if facts.read is None else dual_chunk_original(facts.read)
     if original:
         yield Problem(
-            (*facts.prefix, DUAL_CHUNK),
+            facts.top(DUAL_CHUNK),
             f"transformers ignores it: the model was trained on {original} tokens, and its attention up to "
             f"{facts.window} tokens is vLLM's and SGLang's",
             f"extend it from {original} tokens, which ropepatch does, or use {argument('method', 'dca')}",
         )
 
 
+@rule(
+    "tokenizer-behind",
+    "warning",
+    "the tokenizer truncates texts there if truncation is on, and else warns",
+    "waybarrios/vllm-mlx/pull/626",
+)
 def tokenizer_behind(facts: Facts) -> Iterator[Problem]:
     """A tokenizer that truncates or warns below the context length."""
     limit = positive(facts.tokenizer.get("model_max_length"))
@@ -655,58 +987,77 @@ def tokenizer_behind(facts: Facts) -> Iterator[Problem]:
 # Whether stock transformers loads it
 
 
+@rule(
+    "no-language-model",
+    "remark",
+    "ropepatch extends causal language models",
+    "vllm-project/vllm/pull/19260",
+)
 def no_language_model(facts: Facts) -> Iterator[Problem]:
     """A class without a language model head: a classifier, a reranker or an embedding model."""
-    kind = None if facts.config is None else stated_class(load_config(facts.raw))
+    kind = None if facts.read is None else stated_class(facts.config.whole)
     if kind:
         text = f"architectures names {kind.__name__}, which has no language model head"
         yield Problem(("architectures",), text, "none needed")
 
 
+@rule(
+    "not-in-transformers",
+    "remark",
+    "only config.json could be checked, not the frequencies",
+    "vllm-project/vllm/pull/56446",
+)
 def not_in_transformers(facts: Facts) -> Iterator[Problem]:
     """An architecture that the installed transformers does not have."""
-    kind = facts.raw.get("model_type")
-    if kind_of(facts.raw) == "stock" and not is_known(kind):
-        yield Problem(
-            ("model_type",),
-            f"transformers has no model_type {shown(kind)}",
-            "none needed",
-            value=kind,
-        )
+    model_type = facts.raw.get("model_type")
+    if facts.config.kind == "stock" and not is_known(model_type):
+        text = f"transformers has no model_type {shown(model_type)}"
+        yield Problem(("model_type",), text, "none needed")
 
 
+@rule(
+    "needs-ropepatch",
+    "remark",
+    "transformers rejects it on purpose: the stated RoPE is not the model's",
+    "",
+)
 def needs_ropepatch(facts: Facts) -> Iterator[Problem]:
     """A checkpoint of ropepatch that stock transformers must reject."""
     texts = {
         "swapped": "ropepatch replaced RoPE with another position encoding",
         "mapped": "it uses a position remapping, whose code is in its folder",
     }
-    if text := texts.get(kind_of(facts.raw)):
+    if text := texts.get(facts.config.kind):
         remedy = (
             "load it with ropepatch.load, or use the checkpoint that it was made from"
         )
-        yield Problem(("model_type",), text, remedy, value=facts.raw["model_type"])
+        yield Problem(("model_type",), text, remedy)
 
 
+@rule(
+    "transformers-refuses",
+    "error",
+    "the checkpoint does not load",
+    "vllm-project/vllm/pull/34604",
+)
 def rejected(facts: Facts) -> Iterator[Problem]:
     """A config.json from which transformers does not build the model and its RoPE."""
-    if kind_of(facts.raw) != "stock" or not is_known(facts.raw.get("model_type")):
+    is_stock = facts.config.kind == "stock"
+    if not is_stock or not is_known(facts.raw.get("model_type")):
         return
     try:
-        _build(facts.raw)
+        _build(facts.config)
     except RopepatchError as error:
         yield Problem((), str(error), error.hint or "fix what the message names")
 
 
-def _build(raw: dict[str, Any]) -> None:
+def _build(config: Config) -> None:
     """Build the model and, if ropepatch supports it, its RoPE."""
-    config = load_config(raw)
-    text = text_config(config)
-    check_rope_types(text)
-    kind = stated_class(config)
-    if kind is None and not generates(config.model_type):
+    text = config.text
+    kind = stated_class(config.whole)
+    if kind is None and not generates(config.whole.model_type):
         return
-    model = blueprint(config, kind)
+    model = blueprint(config.whole, kind)
     try:
         site = find_rotary(model)
     except RopepatchError:  # another architecture, not another config.json
@@ -714,207 +1065,24 @@ def _build(raw: dict[str, Any]) -> None:
     read_rope(text, site)
 
 
-GITHUB = "https://github.com"
-REFUSES = Rule(
-    "transformers-refuses",
-    "error",
-    "the checkpoint does not load",
-    f"{GITHUB}/vllm-project/vllm/pull/34604",
-    rejected,
-)
-CONTRADICTS = Rule(
-    "keys-contradict",
-    "error",
-    "programs use different keys, so they compute different models",
-    f"{GITHUB}/vllm-project/vllm/pull/28542",
-    contradictions,
-)
-RULES = (
-    Rule(
-        "theta-lost",
-        "error",
-        "programs use their own default, mostly 10000, or raise an error",
-        f"{GITHUB}/unslothai/unsloth/pull/7028",
-        lost_theta,
-        plans=True,
-    ),
-    CONTRADICTS,
-    Rule(
-        "only-new-keys",
-        "warning",
-        "these programs silently apply no scaling and a default base, mostly 10000",
-        f"{GITHUB}/deepspeedai/DeepSpeed/pull/8345",
-        only_newer_keys,
-    ),
-    Rule(
-        "type-unknown",
-        "error",
-        "transformers warns, then raises a KeyError when it builds the model",
-        f"{GITHUB}/vllm-project/vllm/pull/56446",
-        unknown_types,
-        plans=True,
-    ),
-    Rule(
-        "scaling-ignored",
-        "error",
-        "RoPE is not scaled, and the factor has no effect",
-        f"{GITHUB}/lightseekorg/TorchSpec/pull/103",
-        ignored_scaling,
-        plans=True,
-    ),
-    Rule(
-        "head-dim-null",
-        "error",
-        "transformers 5 raises a TypeError",
-        f"{GITHUB}/HabanaAI/vllm-fork/pull/1294",
-        null_head_dim,
-        plans=True,
-    ),
-    Rule(
-        "key-unread",
-        "warning",
-        "programs compute different models",
-        f"{GITHUB}/deepseek-ai/DeepSeek-R1/issues/684",
-        unread_keys,
-        plans=True,
-    ),
-    Rule(
-        "attention-factor-inverted",
-        "warning",
-        "it flattens attention, but longer contexts need sharper attention",
-        f"{GITHUB}/deepseek-ai/DeepSeek-R1/issues/684",
-        small_attention_factors,
-        plans=True,
-    ),
-    Rule(
-        "truncate-ignored",
-        "warning",
-        "llama.cpp, TGI, mlx-lm, and transformers 5 by layer type, use other frequencies",
-        f"{GITHUB}/vllm-project/vllm/pull/28244",
-        open_ramps,
-    ),
-    Rule(
-        "switches-against-cache",
-        "warning",
-        "keys cached before the switch keep the old rotation",
-        f"{GITHUB}/huggingface/transformers/issues/25104",
-        switching,
-    ),
-    Rule(
-        "original-missing",
-        "error",
-        "transformers silently uses max_position_embeddings, perhaps the extended length",
-        f"{GITHUB}/hiyouga/LlamaFactory/pull/8101",
-        lost_original,
-        plans=True,
-    ),
-    Rule(
-        "factor-contradicts-lengths",
-        "error",
-        "transformers uses the factor, others the lengths: one result is wrong",
-        f"{GITHUB}/huggingface/transformers/issues/38224",
-        contradicting_lengths,
-        plans=True,
-    ),
-    Rule(
-        "window-left-behind",
-        "remark",
-        "Qwen and others document it so; a program that uses it as limit never scales",
-        f"{GITHUB}/sgl-project/sglang/issues/2108",
-        window_left_behind,
-    ),
-    Rule(
-        "linear-multiplied",
-        "remark",
-        "right for Vicuna and LongChat; deepseek-coder states the extended length",
-        f"{GITHUB}/NVIDIA-NeMo/Safe-Synthesizer/pull/623",
-        multiplied_length,
-    ),
-    Rule(
-        "window-with-room",
-        "remark",
-        "a factor computed from all of it is smaller than the authors' factor",
-        f"{GITHUB}/QwenLM/Qwen3/issues/1424",
-        length_with_room,
-    ),
-    Rule(
-        "window-raised",
-        "warning",
-        "beyond the length that it was trained on, an unscaled model fails",
-        f"{GITHUB}/huggingface/sentence-transformers/issues/2738",
-        raised_length,
-        plans=True,
-    ),
-    Rule(
-        "llama3-lost",
-        "warning",
-        "without it, perplexity rose from 10 to 2134 in this thread",
-        f"{GITHUB}/unslothai/unsloth/pull/7028",
-        lost_llama3,
-        plans=True,
-    ),
-    Rule(
-        "theta-not-as-published",
-        "remark",
-        "if the published base was lost, the model produces garbage",
-        f"{GITHUB}/arcee-ai/mergekit/issues/667",
-        unpublished_theta,
-        plans=True,
-    ),
-    Rule(
-        "dual-chunk",
-        "remark",
-        "SGLang and vLLM build it before they look at a scaling, which they then ignore",
-        f"{GITHUB}/sgl-project/sglang/pull/9032",
-        dual_chunks,
-    ),
-    Rule(
-        "tokenizer-behind",
-        "warning",
-        "the tokenizer truncates texts there if truncation is on, and else warns",
-        f"{GITHUB}/waybarrios/vllm-mlx/pull/626",
-        tokenizer_behind,
-    ),
-    Rule(
-        "no-language-model",
-        "remark",
-        "ropepatch extends causal language models",
-        f"{GITHUB}/vllm-project/vllm/pull/19260",
-        no_language_model,
-    ),
-    Rule(
-        "not-in-transformers",
-        "remark",
-        "only config.json could be checked, not the frequencies",
-        f"{GITHUB}/vllm-project/vllm/pull/56446",
-        not_in_transformers,
-    ),
-    Rule(
-        "needs-ropepatch",
-        "remark",
-        "transformers rejects it on purpose: the stated RoPE is not the model's",
-        "",
-        needs_ropepatch,
-    ),
-    REFUSES,
-)
+# What they find
 
 
 def check(facts: Facts) -> list[Finding]:
     """Apply the rules; whether transformers builds the model is asked only if there is no other error."""
-    findings = list(_found(facts, [rule for rule in RULES if rule is not REFUSES]))
+    *others, last = RULES
+    findings = list(_found(facts, others))
     if not has_errors(findings):
-        findings += _found(facts, [REFUSES])
+        findings += _found(facts, [last])
     return findings
 
 
 def _found(facts: Facts, rules: Iterable[Rule]) -> Iterator[Finding]:
-    for rule in rules:
-        for problem in rule.look(facts):
-            value = facts.value(problem.path) if problem.file == CONFIG else None
-            yield rule.finding(
-                problem if problem.value is not None else replace(problem, value=value)
-            )
+    for one in rules:
+        for problem in one.look(facts):
+            if problem.value is None and problem.file == CONFIG:
+                problem = replace(problem, value=facts.value(problem.path))
+            yield one.finding(problem)
 
 
 def repaired(facts: Facts) -> Facts:
@@ -927,32 +1095,23 @@ def repaired(facts: Facts) -> Facts:
     return facts
 
 
-# For `plan`
-
-
-def plan_findings(raw: dict[str, Any]) -> list[Finding]:
+def plan_findings(config: Config) -> list[Finding]:
     """Return what `plan` warns of in a config.json."""
-    return list(_found(Facts(raw), [rule for rule in RULES if rule.plans]))
+    return list(_found(Facts(config), [one for one in RULES if one.plans]))
 
 
-def check_agreement(raw: dict[str, Any]) -> None:
+def check_agreement(config: Config) -> None:
     """Raise a `RopepatchError` if config.json contradicts itself."""
-    for problem in contradictions(Facts(raw)):
+    for problem in contradictions(Facts(config)):
         raise RopepatchError(
             f"config.json contradicts itself: {problem.text}", hint=problem.remedy
         )
 
 
-@contextmanager
-def explained(raw: dict[str, Any]) -> Iterator[None]:
-    """If transformers fails on config.json within the block, raise the error of a rule, if one has it."""
-    try:
-        yield
-    except RopepatchError as error:
-        for finding in plan_findings(raw):
-            if finding.severity == "error" and error.__cause__ is not None:
-                hint = "run `ropepatch doctor` for details"
-                raise RopepatchError(
-                    f"config.json: {finding.problem}", hint=hint
-                ) from error
-        raise
+def explained(config: Config) -> RopepatchError | None:
+    """Return the error of a rule for a config.json on which transformers fails, if one has it."""
+    for finding in plan_findings(config):
+        if finding.severity == "error":
+            hint = "run `ropepatch doctor` for details"
+            return RopepatchError(f"config.json: {finding.problem}", hint=hint)
+    return None

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ropepatch.columns import as_text, columns
+from ropepatch.columns import as_text, columns, data_frame
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.table import data_frame
 from ropepatch.settings import whole_number
 
 if TYPE_CHECKING:

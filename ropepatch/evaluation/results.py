@@ -185,7 +185,8 @@ class Row:
     @property
     def mean(self) -> Mean:
         """The mean over its clusters."""
-        return Mean.of(self.clusters, share=measure_of(self.measure).share)
+        clusters = tuple((total, weight) for total, weight in self.clusters)
+        return Mean(clusters, measure_of(self.measure).share)
 
     @property
     def interval(self) -> str:
@@ -394,10 +395,14 @@ def rows_by_position(
     )
 
 
-def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
-    """Merge rows of the same documents or prompts, cluster by cluster."""
-    (row,) = rows_of([(rows[0].measure, at, summed([row.mean for row in rows]))])
-    return row
+def joined(groups: Sequence[Sequence[Row]], at: Mapping[str, Any]) -> list[Row]:
+    """One row for each group, merged cluster by cluster; all are of the same documents or prompts."""
+    means = [[row.mean for row in rows] for rows in groups]
+    pooled = [summed(of_group) for of_group in means]
+    measures = [rows[0].measure for rows in groups]
+    return rows_of(
+        [(name, at, mean) for name, mean in zip(measures, pooled, strict=True)]
+    )
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

@@ -24,12 +24,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ropepatch.columns import as_text, columns
+from ropepatch.columns import as_text, columns, data_frame
 from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
-from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import (
     cache_keyword,
     evaluating,

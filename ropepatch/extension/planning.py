@@ -14,8 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import REMAPPINGS, Remapping
-from ropepatch.doctor.facts import THETA_KEYS
-from ropepatch.doctor.rules import check_agreement, explained, plan_findings
+from ropepatch.doctor.rules import THETA_KEYS, check_agreement, explained, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.extension.changes import ACROSS_LAYERS, Change, change_of, scaling_change
 from ropepatch.extension.engines import Engine, support_of
@@ -37,12 +36,11 @@ from ropepatch.model.config import (
     switches,
 )
 from ropepatch.model.gguf import FREQS, GgufModel
-from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.scaling import METHODS, Scaling, YaRN
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import shared_temperature
-from ropepatch.scaling.rope import Frequencies, Method, Rope
+from ropepatch.scaling.rope import LONGEST, Frequencies, Method, Rope
 from ropepatch.settings import (
     MAX_NUMBER,
     Length,
@@ -296,10 +294,16 @@ def plan_method(
     """Plan with a method, its name, or a scaling file; see `plan`."""
     if isinstance(source, GgufModel):
         return plan_by(source, *method_for(source, method, parameters, to))
-    with explained(source.config.raw):
-        if source.config.custom is None:
-            check_agreement(source.config.raw)
+    config = source.config
+    try:
+        if config.custom is None:
+            check_agreement(config)
         return plan_by(source, *method_for(source, method, parameters, to))
+    except RopepatchError as error:
+        reason = explained(config) if error.__cause__ is not None else None
+        if reason is None:
+            raise
+        raise reason from error
 
 
 def method_for(
@@ -546,7 +550,7 @@ def _made_from(plan: Plan) -> Iterator[str]:
 
 def _of_config(config: Config) -> Iterator[str]:
     """Warn of what the rules of `ropepatch doctor` find."""
-    for finding in plan_findings(config.raw):
+    for finding in plan_findings(config):
         if finding.code != "window-raised":
             yield f"config.json: {finding.problem} (details: ropepatch doctor)"
         elif not config.original_window:

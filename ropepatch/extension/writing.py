@@ -44,6 +44,7 @@ from ropepatch.files import (
 )
 from ropepatch.model.checkpoint import (
     ADAPTER,
+    READING,
     TEMPLATES,
     Checkpoint,
     code_of,
@@ -54,7 +55,6 @@ from ropepatch.model.checkpoint import (
 from ropepatch.model.config import DUAL_CHUNK, KEY, Config, stated_class
 from ropepatch.model.gguf import GgufModel
 from ropepatch.model.loading import check_weights
-from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.weights import NAMED, Progress, checksums, clone_files
 from ropepatch.scaling.rope import Method
 

@@ -33,7 +33,6 @@ from ropepatch.model.config import (
     without_remapping,
 )
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.record_file import VERSION, Part, Text, validated
 from ropepatch.model.rotary import base_model
@@ -48,6 +47,7 @@ CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for trans
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 ADAPTER = "adapter_config.json"
+READING = "reading.json"  # the fingerprint
 TEMPLATES = "additional_chat_templates"  # the only subfolder of a checkpoint that transformers uses
 
 # The files, other than weights, of transformers, tokenizers, processors and engines. Any other file may be

@@ -64,6 +64,20 @@ def gives_positions(module: nn.Module) -> bool:
     return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
+def log_probs_at(model: nn.Module, ids: Tensor, positions: list[int]) -> Tensor:
+    """Compute the log-probabilities after the first ``positions`` of ids [1, T], in one pass.
+
+    Returns:
+        Those of the next token: [P, V] float32 in nats, on the CPU.
+    """
+    rows = torch.tensor(positions) - 1
+    keeps = any(map(gives_positions, model.modules()))
+    options = {"logits_to_keep": rows} if keeps else {}
+    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits[0]
+    chosen = logits if keeps else logits[rows]
+    return chosen.float().log_softmax(-1).cpu()
+
+
 def cache_keyword(model: nn.Module) -> str | None:
     """Return the name of the KV cache in a model's forward and output; None if it has none.
 

@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ropepatch.columns import as_text, columns
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text
-from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.reading_file import RIGHT, Reading
+from ropepatch.model.checkpoint import READING, Checkpoint
+from ropepatch.model.config import stock_code
+from ropepatch.model.head import in_eval_mode, input_device, log_probs_at
 from ropepatch.model.rotary import base_model
+from ropepatch.probing import reading as readings
 from ropepatch.probing.client import Answer, RefusedError, Server
-from ropepatch.probing.in_memory import next_tokens
-from ropepatch.probing.judging import Judgement, Top, judge
-from ropepatch.probing.making import make_reading, tokenizer_of
-from ropepatch.probing.text import source_ids
+from ropepatch.probing.judging import Judgement, judge
+from ropepatch.probing.making import make_reading, most_probable, tokenizer_of
+from ropepatch.probing.reading import HINT, RIGHT, Reading, Top, source_ids
 from ropepatch.progress import Say, silent
 
 if TYPE_CHECKING:
@@ -167,6 +168,25 @@ def probe_model(model: nn.Module, checkpoint: Checkpoint, reading: Reading) -> P
     return Probed(name, checkpoint.name, reading, judgement, answers)
 
 
+def next_tokens(model: nn.Module, ids: list[int], positions: list[int]) -> list[Top]:
+    """Compute the most probable next tokens at each position, in one pass.
+
+    The whole model runs, with its wrappers, without gradients, and temporarily in eval mode.
+    """
+    base: Any = base_model(model)
+    name = type(base).__name__
+    if max(ids) >= base.get_input_embeddings().num_embeddings:
+        raise RopepatchError(
+            f"{name} has a smaller vocabulary than the checkpoint: it is another model"
+        )
+    tokens = torch.tensor([ids[: positions[-1]]], device=input_device(base))
+    # no_grad: a module may cache what it computes here, and inference tensors cannot be used in training
+    hint = f"check that it runs at {positions[-1]} tokens"
+    with in_eval_mode(model), torch.no_grad(), stock_code(f"run {name}", hint):
+        log_probs = log_probs_at(model, tokens, positions)
+    return most_probable(log_probs, name)
+
+
 def find(name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
     """Find the checkpoint that an engine serves or a trainer trains."""
     try:
@@ -189,19 +209,19 @@ def read_reading(
         reading = readings.read(checkpoint.folder)
         if reading.weights != checkpoint.fingerprint:
             raise RopepatchError(
-                f"the {readings.FILE} of {checkpoint.name} belongs to other weights",
-                hint=readings.HINT,
+                f"the {READING} of {checkpoint.name} belongs to other weights",
+                hint=HINT,
             )
         if reading.target > checkpoint.config.window:
             raise RopepatchError(
-                f"{readings.FILE} covers {reading.target} tokens, config.json allows "
+                f"{READING} covers {reading.target} tokens, config.json allows "
                 f"{checkpoint.config.window}",
-                hint=readings.HINT,
+                hint=HINT,
             )
         return reading
     if not save:
         say(
-            f"no {readings.FILE} in {checkpoint.name}: computing it now ({argument('save_reading')} saves it)"
+            f"no {READING} in {checkpoint.name}: computing it now ({argument('save_reading')} saves it)"
         )
     reading = make_reading(checkpoint)
     if save:

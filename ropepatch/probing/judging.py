@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropepatch.model.reading_file import RIGHT, Reading
-from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
-
-Top = dict[int, float]  # log-probabilities in nats of the most probable tokens
+from ropepatch.probing.reading import (
+    DOUBLED,
+    FACTORLESS,
+    MISREAD,
+    RIGHT,
+    TWICE,
+    UNSCALED,
+    Reading,
+    Top,
+)
 
 OTHER_MODEL, CUT_OFF, UNDECIDED = "another model", "cut off", "undecided"
 WORDS = {
@@ -37,6 +43,8 @@ FEWEST = 2  # hypotheses of the shortest fingerprint: right, and unscaled
 FEW = 4  # answers needed within and beyond the original length
 CHANCE = 0.01  # significance level at which one hypothesis beats another
 
+Divergences = tuple[float | None, ...]  # at each position; None for no answer
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -57,7 +65,7 @@ class Judgement:
     why: str
     noise: float
     beyond: float
-    divergences: dict[str, tuple[float | None, ...]]
+    divergences: dict[str, Divergences]
     limit: int | None = None
     refuses: bool = False
     engine: str = "the server"
@@ -76,16 +84,14 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        numbers = {
-            "noise": _finite(self.noise),
-            "beyond": _finite(self.beyond),
+        return {
+            "verdict": self.verdict,
+            "why": self.why,
+            "noise": self.noise if math.isfinite(self.noise) else None,
+            "beyond": self.beyond if math.isfinite(self.beyond) else None,
             "limit": self.limit,
+            "divergences": self.divergences,
         }
-        return (
-            {"verdict": self.verdict, "why": self.why}
-            | numbers
-            | {"divergences": self.divergences}
-        )
 
 
 def divergence(expected: Top, got: Top) -> float:
@@ -121,6 +127,38 @@ def _of_parts(p: float, q: float, p_rest: float, q_rest: float) -> float:
     return share + p_left * math.log(p_left / q_left)
 
 
+def divergences(expected: Sequence[Top], got: Sequence[Top | None]) -> Divergences:
+    """Return the `divergence` at each position; None for no answer."""
+    return tuple(
+        None if answer is None else divergence(top, answer)
+        for top, answer in zip(expected, got, strict=True)
+    )
+
+
+def typical(values: Sequence[float]) -> float:
+    """Average divergences by their square roots, so that no single position dominates."""
+    return (sum(map(math.sqrt, values)) / len(values)) ** 2 if values else math.inf
+
+
+def effects(
+    rows: Mapping[str, Sequence[Top]], beyond: Sequence[bool]
+) -> dict[str, float]:
+    """Return how much each error changes the predictions beyond the original length.
+
+    Args:
+        rows: The predictions at each position, by hypothesis.
+        beyond: Whether each position is beyond the original context length.
+
+    Returns:
+        The typical KL divergence from the right RoPE, in nats, of each error.
+    """
+    return {
+        name: typical(_at(divergences(rows[RIGHT], tops), beyond))
+        for name, tops in rows.items()
+        if name != RIGHT
+    }
+
+
 def judge(
     reading: Reading,
     answers: Sequence[Top | None],
@@ -137,14 +175,11 @@ def judge(
         refuses: Whether it refuses longer prompts, instead of truncating them.
     """
     tables = {
-        name: tuple(
-            None if got is None else divergence(expected, got)
-            for expected, got in zip(tops.rows(), answers, strict=True)
-        )
-        for name, tops in reading.tops.items()
+        name: divergences(tops.rows(), answers) for name, tops in reading.tops.items()
     }
-    within = {name: _of(table, reading.beyond, False) for name, table in tables.items()}
-    beyond = {name: _of(table, reading.beyond, True) for name, table in tables.items()}
+    is_within = [not is_beyond for is_beyond in reading.beyond]
+    within = {name: _at(table, is_within) for name, table in tables.items()}
+    beyond = {name: _at(table, reading.beyond) for name, table in tables.items()}
     middle = {name: typical(values) for name, values in beyond.items()}
     best = min(tables, key=lambda name: typical(within[name] + beyond[name]))
     noise = typical(within[best])
@@ -154,25 +189,22 @@ def judge(
             why += f"; the server refuses more than {limit:,} tokens"
         return Judgement(name, why, noise, middle[best], tables, limit, refuses)
 
+    def too_few(count: int, where: str) -> Judgement:
+        return verdict(UNDECIDED, f"{count} answers {where}, expected at least {FEW}")
+
     if len(within[best]) < FEW:
-        few = f"{len(within[best])} answers within the original context length"
-        return verdict(UNDECIDED, f"{few}, expected at least {FEW}")
+        return too_few(len(within[best]), "within the original context length")
     nearest = min(map(typical, within.values()))
     if nearest > FOREIGN:
         noise = nearest
-        return verdict(
-            OTHER_MODEL,
-            f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens",
-        )
+        far = f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens"
+        return verdict(OTHER_MODEL, far)
     if limit is not None and limit < reading.target and not refuses:
-        return verdict(
-            CUT_OFF, f"at {limit} tokens, the checkpoint supports {reading.target}"
-        )
+        short = f"at {limit} tokens, the checkpoint supports {reading.target}"
+        return verdict(CUT_OFF, short)
     if len(beyond[best]) < FEW:
-        few = (
-            f"{len(beyond[best])} answers beyond the original {reading.window:,} tokens"
-        )
-        return verdict(UNDECIDED, f"{few}, expected at least {FEW}")
+        where = f"beyond the original {reading.window:,} tokens"
+        return too_few(len(beyond[best]), where)
     others = [middle[name] for name in tables if name != best]
     allowed = max(FLOOR, ROUNDED * precision_of(reading))
     if best != RIGHT:
@@ -187,9 +219,8 @@ def judge(
             same = f"{_named(best)} and {_named(rival)} fit equally well"
             return verdict(UNDECIDED, f"{same}; {_advice(reading)}")
     if best == RIGHT and UNSCALED in reading.alike:
-        return verdict(
-            UNDECIDED, "with or without RoPE scaling this model predicts the same here"
-        )
+        same = "with or without RoPE scaling this model predicts the same here"
+        return verdict(UNDECIDED, same)
     why = f"KL divergence up to {max(beyond[RIGHT]):.1g} nats beyond {reading.window} tokens"
     if best != RIGHT:
         why += f", up to {max(beyond[best]):.1g} from a server with this error"
@@ -202,20 +233,17 @@ def judge(
 
 def precision_of(reading: Reading) -> float:
     """Return the typical divergence (nats) beyond the original length that 16 bits explain."""
-    return typical(_of(tuple(reading.rounded), reading.beyond, True))
+    return typical(_at(reading.rounded, reading.beyond))
 
 
 def shows_no_error(reading: Reading) -> bool:
     """Return whether errors exist, and none differs from the right RoPE by more than 16 bits explain."""
-    right = reading.tops[RIGHT].rows()
+    if len(reading.tops) + len(reading.alike) == 1:
+        return False
+    rows = {name: tops.rows() for name, tops in reading.tops.items()}
+    by_error = effects(rows, reading.beyond)
     least = max(FLOOR, ROUNDED * precision_of(reading))
-    for name, tops in reading.tops.items():
-        table = tuple(
-            divergence(*pair) for pair in zip(right, tops.rows(), strict=True)
-        )
-        if name != RIGHT and typical(_of(table, reading.beyond, True)) > least:
-            return False
-    return len(reading.tops) + len(reading.alike) > 1
+    return all(effect <= least for effect in by_error.values())
 
 
 def _advice(reading: Reading) -> str:
@@ -226,40 +254,29 @@ def _advice(reading: Reading) -> str:
     return "compare the engine's RoPE parameters with config.json, or serve weights of at least 8 bits"
 
 
-def _of(table: tuple[float | None, ...], beyond: list[bool], side: bool) -> list[float]:
-    pairs = zip(table, beyond, strict=True)
+def _at(table: Sequence[float | None], chosen: Sequence[bool]) -> list[float]:
+    """Return the divergences at the chosen positions, where there is an answer."""
     return [
-        value for value, is_beyond in pairs if value is not None and is_beyond == side
+        value
+        for value, is_chosen in zip(table, chosen, strict=True)
+        if is_chosen and value is not None
     ]
 
 
-def typical(values: Sequence[float]) -> float:
-    """Average divergences by their square roots, so that no single position dominates."""
-    return (sum(map(math.sqrt, values)) / len(values)) ** 2 if values else math.inf
-
-
-def _beats(best: tuple[float | None, ...], rival: tuple[float | None, ...]) -> bool:
+def _beats(best: Divergences, rival: Divergences) -> bool:
     """Return whether one hypothesis is significantly better than another (Wilcoxon signed-rank test)."""
-    pairs = [
-        (one, two)
-        for one, two in zip(best, rival, strict=True)
-        if one is not None and two is not None
-    ]
     differing = [
-        math.sqrt(two) - math.sqrt(one) for one, two in pairs if abs(one - two) > EQUAL
+        math.sqrt(two) - math.sqrt(one)
+        for one, two in zip(best, rival, strict=True)
+        if one is not None and two is not None and abs(one - two) > EQUAL
     ]
     if len(differing) < FEW:
         return False
-    from scipy.stats import (
-        wilcoxon,
-    )  # half a second to import, which extend does not need
+    # half a second to import, which extend does not need
+    from scipy.stats import wilcoxon
 
     return bool(wilcoxon(differing, alternative="greater").pvalue < CHANCE)
 
 
 def _named(name: str) -> str:
     return "the checkpoint" if name == RIGHT else name
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

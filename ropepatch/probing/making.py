@@ -1,15 +1,17 @@
 """Compute a checkpoint's fingerprint: its predictions with the right RoPE and with each common error.
 
-Shapes: T tokens of the text, P positions, K most probable tokens, V vocabulary.
+Shapes: T tokens of the text, C candidate positions, P positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,19 +20,31 @@ from torch import Tensor
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
+from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Record
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.extension.writing import Written
+from ropepatch.model.checkpoint import READING, Checkpoint
 from ropepatch.model.config import Config, find_rotary, scaled_twin, stock_code
-from ropepatch.model.cost import HOUR, forward_operations, kind_of, layer_bytes
-from ropepatch.model.head import decoded_once, decoder_of, input_device
+from ropepatch.model.cost import HOUR, forward_bytes, forward_operations, kind_of
+from ropepatch.model.head import log_probs_at
 from ropepatch.model.precision import available_bytes
-from ropepatch.model.reading_file import RIGHT, Reading, Tops
 from ropepatch.model.rotary import rotating_by
-from ropepatch.probing.judging import FEWEST, divergence, typical
-from ropepatch.probing.mistakes import ropes
-from ropepatch.probing.text import draw_source, source_ids
+from ropepatch.probing import reading as readings
+from ropepatch.probing.judging import FEWEST, divergences, effects, shows_no_error
+from ropepatch.probing.reading import (
+    DOUBLED,
+    FACTORLESS,
+    MISREAD,
+    RIGHT,
+    TWICE,
+    UNSCALED,
+    Reading,
+    Top,
+    Tops,
+)
+from ropepatch.progress import Advance, Progress, Say, unseen
 from ropepatch.scaling import METHODS
-from ropepatch.scaling.rope import Frequencies
+from ropepatch.scaling.rope import Frequencies, Rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,13 +56,9 @@ DIGITS = 4
 PLACES = 6
 UNIT = 2**-8  # relative error of a number in bfloat16, and of a weight in 8 bits
 TOLD_APART = 4e-3  # nats: an error with a smaller effect is negligible
-MOST_WORK = {
-    "cpu": 1e13,
-    "cuda": 1e16,
-}  # operations that `extend` spends at most: a minute or two
+# Operations that `extend` spends at most: a minute or two
+MOST_WORK = {"cpu": 1e13, "cuda": 1e16}
 IN_FLOAT32 = 2  # times as long as in the precision of `HOUR`
-
-Say = Callable[[str], None]
 
 
 def why_none(config: Config, method: str, window: int, target: int) -> str | None:
@@ -73,127 +83,268 @@ def why_none(config: Config, method: str, window: int, target: int) -> str | Non
     return None
 
 
-def _why_none(checkpoint: Checkpoint, record: Record) -> str | None:
-    return why_none(
-        checkpoint.config,
-        record.method,
-        record.original_max_position_embeddings,
-        record.target,
-    )
+def _why_none_of(plan: Plan) -> str | None:
+    window = plan.source.config.window
+    return why_none(plan.config, plan.method.name, window, plan.target)
 
 
-def affordable(
-    checkpoint: Checkpoint, record: Record, device: str
-) -> tuple[str, ...] | str:
-    """Return the hypotheses that `extend` has time to compute, or why it computes no fingerprint."""
-    if reason := _why_none(checkpoint, record):
-        return reason
-    needed, there = _bytes_needed(checkpoint, record), available_bytes()
-    if needed > there and _shares_memory(device):
-        return f"it needs {needed / 1e9:.1f} GB of memory, {there / 1e9:.1f} GB are available"
-    names, work = tuple(ropes(record)), _operations(checkpoint, record)
-    for some in (names, names[:FEWEST]):
-        if (len(some) + 1) * work <= MOST_WORK[_kind(device)]:  # once more in 16 bits
-            return some
-    return f"computing it takes {duration(checkpoint, record, device)}; {argument('reading')} does it anyway"
+def check_fingerprint(plan: Plan) -> None:
+    """Refuse a requested fingerprint if none is possible."""
+    if reason := _why_none_of(plan):
+        raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
 
 
-def duration(checkpoint: Checkpoint, record: Record, device: str) -> str:
-    """Estimate how long all hypotheses take, as text."""
-    work = (len(ropes(record)) + 1) * _operations(checkpoint, record)
-    minutes = max(1, round(60 * IN_FLOAT32 * work / HOUR[_kind(device)]))
-    return f"about {minutes:,} min at {record.target} tokens"
+def add_fingerprint(
+    plan: Plan,
+    written: Written,
+    *,
+    asked: bool,
+    device: str,
+    say: Say,
+    progress: Progress,
+) -> None:
+    """Write the fingerprint of a checkpoint if requested or quick, or say why there is none.
 
-
-def _kind(device: str) -> str:
-    return kind_of(torch.device(device).type)
-
-
-def _shares_memory(device: str) -> bool:
-    """Return whether a device computes in the machine's memory, as CPUs and Apple's GPUs do."""
-    return torch.device(device).type in ("cpu", "mps")
+    An existing fingerprint of the same weights is kept.
+    """
+    checkpoint = Checkpoint(written.path)
+    try:
+        if (
+            readings.exists(written.path)
+            and readings.read(written.path).weights == checkpoint.fingerprint
+        ):
+            return
+        if reason := _why_none_of(plan):
+            raise RopepatchError(reason)
+        job = Job(checkpoint, written.record, device, written.model)
+        ropes = job.ropes if asked else job.affordable()
+        if asked:
+            say(f"computing {READING}: {job.duration}")
+        with progress("fingerprint") as advance:
+            reading = job.reading(ropes, progress=advance)
+        readings.write(written.path, reading)
+    except RopepatchError as error:
+        if asked:
+            raise
+        say(f"no {READING}: {error}")
+        return
+    if shows_no_error(reading):
+        say(
+            f"warning: {READING} cannot show a RoPE error: none changes this model "
+            f"up to {reading.target:,} tokens"
+        )
 
 
 def make_reading(
-    checkpoint: Checkpoint,
-    *,
-    device: str = "cpu",
-    hypotheses: tuple[str, ...] | None = None,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    record: Record | None = None,
-    model: Any = None,
+    checkpoint: Checkpoint, hypotheses: Sequence[str] | None = None
 ) -> Reading:
-    """Compute the fingerprint of an extended checkpoint with stock transformers, once per hypothesis.
+    """Compute the fingerprint of an extended checkpoint on the CPU.
 
     Args:
         checkpoint: The extended checkpoint.
-        device: Where the model runs.
         hypotheses: The names of the hypotheses to compute; None for all.
-        seed: Seed of the text.
-        progress: Called with the number of hypotheses done and of all.
-        record: The checkpoint's record; read from its folder if not given.
+    """
+    record = records.read(checkpoint.folder)
+    window = record.original_max_position_embeddings
+    if reason := why_none(checkpoint.config, record.method, window, record.target):
+        raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
+    job = Job(checkpoint, record)
+    names = job.ropes if hypotheses is None else hypotheses
+    return job.reading({name: job.ropes[name] for name in names if name in job.ropes})
+
+
+@dataclass(frozen=True)
+class Job:
+    """The computation of a fingerprint with stock transformers, once per hypothesis.
+
+    Args:
+        checkpoint: The extended checkpoint.
+        record: Its record.
+        device: Where the model runs.
         model: The loaded model, which is cast and moved in place; loaded if not given.
     """
-    record = record or records.read(checkpoint.folder)
-    if reason := _why_none(checkpoint, record):
-        raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
-    window, length = record.original_max_position_embeddings, record.target
-    small = 2 * _bytes_needed(
-        checkpoint, record
-    ) < available_bytes() or not _shares_memory(device)
-    if model is None:
-        model = checkpoint.load(torch.float32 if small else None)
-    model = (model.float() if small else model).to(device)
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    tokenizer = tokenizer_of(checkpoint)
-    source = draw_source(tokenizer, vocabulary, length, seed)
-    ids = source_ids(source, tokenizer, vocabulary, checkpoint.folder.name)
-    candidates = _candidates(ids, tokenizer, window, length)
-    tables = {
-        name: table
-        for name, table in ropes(record).items()
-        if name in (hypotheses or (name,))
-    }
-    positions, tops = list[int](), dict[str, Tops]()
-    with torch.inference_mode(), stock_code(f"run {checkpoint.folder.name}"):
-        tokens = torch.tensor([ids[:-1]], device=input_device(model))
-        for done, (name, table) in enumerate(tables.items()):
-            progress(done, len(tables) + 1)
-            with (
-                _rotating(model, None if name == RIGHT else table),
-                _logits_of(model, tokens) as logits_at,
-            ):
-                if not positions:
-                    positions = _least_certain(logits_at, candidates)
-                tops[name] = _tops(
-                    _log_probs(logits_at, positions), checkpoint.folder.name
+
+    checkpoint: Checkpoint
+    record: Record
+    device: str = "cpu"
+    model: PreTrainedModel | None = None
+
+    @cached_property
+    def ropes(self) -> dict[str, Frequencies]:
+        """The frequencies of each hypothesis."""
+        return ropes(self.record)
+
+    @cached_property
+    def operations(self) -> int:
+        """The operations of one pass."""
+        config: Any = self.checkpoint.config.text
+        weights = sum(map(math.prod, self.checkpoint.weights.shapes.values()))
+        return forward_operations(config, weights, self.record.target)
+
+    @cached_property
+    def bytes_needed(self) -> int:
+        """The memory of one pass: the weights, and the activations of a layer or the logits."""
+        pass_bytes = forward_bytes(self.checkpoint.config.text, self.record.target, 4)
+        return self.checkpoint.weights.num_bytes + pass_bytes
+
+    @property
+    def kind(self) -> str:
+        """The kind of device, in `HOUR`."""
+        return kind_of(torch.device(self.device).type)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the device computes in the machine's memory, as CPUs and Apple's GPUs do."""
+        return torch.device(self.device).type in ("cpu", "mps")
+
+    @property
+    def duration(self) -> str:
+        """How long all hypotheses take, as text."""
+        work = (len(self.ropes) + 1) * self.operations
+        minutes = max(1, round(60 * IN_FLOAT32 * work / HOUR[self.kind]))
+        return f"about {minutes:,} min at {self.record.target} tokens"
+
+    def affordable(self) -> dict[str, Frequencies]:
+        """Return the hypotheses that `extend` has time to compute.
+
+        Raises:
+            RopepatchError: If it has not the time or the memory for two.
+        """
+        available = available_bytes()
+        if self.shares_memory and self.bytes_needed > available:
+            raise RopepatchError(
+                f"it needs {self.bytes_needed / 1e9:.1f} GB of memory, "
+                f"{available / 1e9:.1f} GB are available"
+            )
+        for count in (len(self.ropes), FEWEST):
+            work = (count + 1) * self.operations  # once more in 16 bits
+            if work <= MOST_WORK[self.kind]:
+                return dict(list(self.ropes.items())[:count])
+        raise RopepatchError(
+            f"computing it takes {self.duration}; {argument('reading')} does it anyway"
+        )
+
+    def reading(
+        self, ropes: dict[str, Frequencies], *, progress: Advance = unseen
+    ) -> Reading:
+        """Compute the fingerprint.
+
+        Args:
+            ropes: The hypotheses to compute, `right` first.
+            progress: Called with the number of hypotheses done and of all.
+        """
+        record, name = self.record, self.checkpoint.folder.name
+        window, passes = record.original_max_position_embeddings, len(ropes) + 1
+        model = self._placed()
+        vocabulary = model.get_output_embeddings().weight.shape[0]
+        tokenizer = tokenizer_of(self.checkpoint)
+        source, ids = readings.draw_source(tokenizer, vocabulary, record.target, 0)
+        candidates = _candidates(ids, tokenizer, window, record.target)
+        site = find_rotary(model)
+        stock = model.get_submodule(site.path)
+        log_probs: dict[str, Tensor] = {}
+        with (
+            torch.inference_mode(),
+            stock_code(f"run {name}"),
+            rotating_by(model, site.path, stock),
+        ):
+            tokens = torch.tensor([ids[:-1]], device=self.device)
+            progress(0, passes)
+            every = list(chain.from_iterable(candidates))
+            positions, log_probs[RIGHT] = _least_certain(
+                log_probs_at(model, tokens, every), candidates
+            )
+            progress(1, passes)
+            with _in_16_bits(model):
+                inexact = log_probs_at(model, tokens, positions)
+            for error in list(ropes)[1:]:
+                progress(1 + len(log_probs), passes)
+                table = ropes[error]._replace(
+                    inv_freq=ropes[error].inv_freq.to(self.device)
                 )
-        progress(len(tables), len(tables) + 1)
-        with _in_16_bits(model, seed), _logits_of(model, tokens) as logits_at:
-            inexact = _tops(_log_probs(logits_at, positions), checkpoint.folder.name)
-    progress(len(tables) + 1, len(tables) + 1)
-    pairs = zip(tops[RIGHT].rows(), inexact.rows(), strict=True)
-    rounded = [round(divergence(*pair), PLACES) for pair in pairs]
-    apart = _told_apart(tops, [position > window for position in positions])
-    alike = [name for name in tops if name not in apart]
-    libraries = "ropepatch", "transformers", "torch"
-    return Reading(
-        version=1,
-        weights=checkpoint.fingerprint,
-        window=window,
-        target=length,
-        vocabulary=vocabulary,
-        dtype=str(model.dtype).removeprefix("torch."),
-        source=source,
-        positions=positions,
-        tops=apart,
-        **({"alike": alike} if alike else {}),
-        rounded=rounded,
-        versions={
-            library: importlib.metadata.version(library) for library in libraries
-        },
+                model.set_submodule(site.path, scaled_twin(stock, site, table))
+                log_probs[error] = log_probs_at(model, tokens, positions)
+        rows = {
+            key: most_probable(values, name, DIGITS)
+            for key, values in log_probs.items()
+        }
+        rounded = most_probable(inexact, name, DIGITS)
+        progress(passes, passes)
+        beyond = [position > window for position in positions]
+        by_error = effects(rows, beyond)
+        alike = [error for error, effect in by_error.items() if effect <= TOLD_APART]
+        libraries = "ropepatch", "transformers", "torch"
+        return Reading(
+            version=1,
+            weights=self.checkpoint.fingerprint,
+            window=window,
+            target=record.target,
+            vocabulary=vocabulary,
+            dtype=str(model.dtype).removeprefix("torch."),
+            source=source,
+            positions=positions,
+            tops={key: _tops(tops) for key, tops in rows.items() if key not in alike},
+            **({"alike": alike} if alike else {}),
+            rounded=[
+                round(far, PLACES)
+                for far in divergences(rows[RIGHT], rounded)
+                if far is not None
+            ],
+            versions={
+                library: importlib.metadata.version(library) for library in libraries
+            },
+        )
+
+    def _placed(self) -> Any:
+        """Return the model on its device, in float32 where there is the memory for it."""
+        small = 2 * self.bytes_needed < available_bytes() or not self.shares_memory
+        model: Any = self.model
+        if model is None:
+            model = self.checkpoint.load(torch.float32 if small else None)
+        return (model.float() if small else model).to(self.device)
+
+
+def ropes(record: Record) -> dict[str, Frequencies]:
+    """Return the frequencies of the extended model, and of each error that differs from all before it."""
+    right = Frequencies(torch.tensor(record.inv_freq), record.attention_factor)
+    before = Frequencies(
+        torch.tensor(record.inv_freq_before), record.attention_factor_before
     )
+    ratio = (right.inv_freq / before.inv_freq).nan_to_num(1.0)
+    a = right.attention_factor / before.attention_factor
+    window, factor = record.original_max_position_embeddings, record.factor
+    every = {
+        RIGHT: right,
+        UNSCALED: before,
+        FACTORLESS: right._replace(attention_factor=before.attention_factor),
+        TWICE: Frequencies(right.inv_freq * ratio, right.attention_factor * a),
+        DOUBLED: _rescaled(record, 2 * factor, window),
+        MISREAD: _rescaled(record, factor, record.target),
+    }
+    different: dict[str, Frequencies] = {}
+    for name, table in every.items():
+        if table is None:
+            continue
+        if all(table.distance(other) > 1e-7 for other in different.values()):
+            different[name] = table
+    return different
+
+
+def _rescaled(record: Record, factor: float, window: int) -> Frequencies | None:
+    """Apply a record's method with another factor or original length; None if it accepts none."""
+    carried = tuple(record.inv_freq_before) if record.already_scaled else None
+    parameters = record.parameters | {"factor": factor}
+    try:
+        rope = Rope(
+            record.rotary_dim,
+            record.rope_theta,
+            window,
+            carried,
+            float(record.attention_factor_before),
+        )
+        return METHODS.make(record.method, **parameters).frequencies(rope)
+    except RopepatchError:
+        return None
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
@@ -212,79 +363,77 @@ def _candidates(
     A prompt that ends with a word is tokenized like the beginning of the whole text.
     """
     pieces = (
-        tokenizer.convert_ids_to_tokens(ids) if tokenizer is not None else [""] * length
+        [""] * length if tokenizer is None else tokenizer.convert_ids_to_tokens(ids)
     )
     begins = [str(piece)[:1] in ("Ġ", "▁", " ") for piece in pieces]
+    within = (max(2, window // 4), window)
+    beyond = (window + 1 + (length - window) // 32, length - 1)
     groups = []
-    for first, last in (
-        (max(2, window // 4), window),
-        (window + 1 + (length - window) // 32, length - 1),
-    ):
-        edges = (
-            torch.linspace(first, last + 1, min(SIDE, last + 1 - first) + 1)
-            .long()
-            .tolist()
-        )
+    for first, last in (within, beyond):
+        count = min(SIDE, last + 1 - first)
+        edges = torch.linspace(first, last + 1, count + 1).long().tolist()
         for begin, end in pairwise(edges):
             words = [position for position in range(begin, end) if begins[position]]
             groups.append((words or list(range(begin, end)))[:CANDIDATES])
     return groups
 
 
-@contextmanager
-def _rotating(model: PreTrainedModel, table: Frequencies | None) -> Iterator[None]:
-    """Run the model with other frequencies within the block; None for its own."""
-    if table is None:
-        yield
-        return
-    site = find_rotary(model)
-    stock = model.get_submodule(site.path)
-    here = table._replace(inv_freq=table.inv_freq.to(input_device(model)))
-    with rotating_by(model, site.path, scaled_twin(stock, site, here)):
-        yield
+def _least_certain(
+    log_probs: Tensor, groups: list[list[int]]
+) -> tuple[list[int], Tensor]:
+    """Choose the position with the greatest entropy in each group: certain predictions hide errors.
+
+    Args:
+        log_probs: Those at all positions of the groups: [C, V].
+        groups: The candidates of each position.
+
+    Returns:
+        The positions, and their log-probabilities [P, V].
+    """
+    positions, chosen = [], []
+    parts = torch.split(log_probs, list(map(len, groups)))
+    for group, part in zip(groups, parts, strict=True):
+        entropy = -(part.exp() * part).nan_to_num().sum(-1)
+        row = int(entropy.argmax())
+        positions.append(group[row])
+        chosen.append(part[row])
+    return positions, torch.stack(chosen)
 
 
-@contextmanager
-def _logits_of(
-    model: PreTrainedModel, ids: Tensor
-) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Compute the logits [P, V] at positions, which count prompt tokens, in one pass over ids [1, T]."""
-    decoder = decoder_of(model)
-    if decoder is None:
-        logits = model(input_ids=ids, use_cache=False).logits[0]
-        yield lambda positions: logits[positions - 1]
-        return
-    with decoded_once(model, decoder, ids) as (logits_at, _):
-        yield lambda positions: logits_at(positions - 1)[0]
-
-
-def _log_probs(logits_at: Callable[[Tensor], Tensor], positions: list[int]) -> Tensor:
-    return logits_at(torch.tensor(positions)).float().log_softmax(-1).cpu()
-
-
-def _tops(log_probs: Tensor, name: str) -> Tops:
-    """Keep the most probable of log-probabilities [P, V]."""
+def most_probable(log_probs: Tensor, name: str, digits: int | None = None) -> list[Top]:
+    """Return the most probable tokens of log-probabilities [P, V] of a model, most probable first."""
     if not log_probs.isfinite().any(-1).all():
-        raise RopepatchError(f"{name} computes logits that are NaN or infinite")
-    values, top = log_probs.topk(min(TOP, log_probs.shape[1]))
-    numbers = [[round(value, DIGITS) for value in row] for row in values.tolist()]
-    return Tops(ids=top.tolist(), log_probs=numbers)
+        raise RopepatchError(
+            f"{name} computes logits that are NaN or infinite",
+            hint="run `ropepatch.diagnose(model)` to check its RoPE",
+        )
+    values, ids = log_probs.topk(min(TOP, log_probs.shape[1]))
+    if digits is None:
+        numbers = values.tolist()
+    else:
+        numbers = [[round(value, digits) for value in row] for row in values.tolist()]
+    pairs = zip(ids.tolist(), numbers, strict=True)
+    return [dict(zip(*pair, strict=True)) for pair in pairs]
+
+
+def _tops(rows: list[Top]) -> Tops:
+    return Tops(
+        ids=[list(row) for row in rows], log_probs=[list(row.values()) for row in rows]
+    )
 
 
 @contextmanager
-def _in_16_bits(model: PreTrainedModel, seed: int) -> Iterator[None]:
+def _in_16_bits(model: PreTrainedModel) -> Iterator[None]:
     """Change the outputs of all modules within the block by errors as large as those of bfloat16."""
-    generator = torch.Generator(input_device(model)).manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(0)
 
     def inexact(value: Any) -> Any:
         if type(value) is tuple:  # of cosines and sines, or with attention weights
             return tuple(map(inexact, value))
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        errors = (
-            torch.rand(value.shape, generator=generator, device=value.device) * 2 - 1
-        )
-        return (value * (1 + UNIT * errors)).to(value.dtype)
+        uniform = torch.rand(value.shape, generator=generator, device=value.device)
+        return (value * (1 + UNIT * (uniform * 2 - 1))).to(value.dtype)
 
     def change(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
         return inexact(output)
@@ -295,52 +444,3 @@ def _in_16_bits(model: PreTrainedModel, seed: int) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _least_certain(
-    logits_at: Callable[[Tensor], Tensor], groups: list[list[int]]
-) -> list[int]:
-    """Choose the position with the greatest entropy in each group: certain predictions hide errors."""
-    chosen = []
-    for group in groups:
-        log_probs = _log_probs(logits_at, group)
-        entropy = -(log_probs.exp() * log_probs).nan_to_num().sum(-1)
-        chosen.append(group[int(entropy.argmax())])
-    return chosen
-
-
-def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
-    """Drop the errors that cannot be distinguished from the right RoPE beyond the original length."""
-    right = [
-        row
-        for row, is_beyond in zip(tops[RIGHT].rows(), beyond, strict=True)
-        if is_beyond
-    ]
-
-    def apart(other: Tops) -> float:
-        rows = [
-            row
-            for row, is_beyond in zip(other.rows(), beyond, strict=True)
-            if is_beyond
-        ]
-        return typical([divergence(*pair) for pair in zip(right, rows, strict=True)])
-
-    return {
-        name: top
-        for name, top in tops.items()
-        if name == RIGHT or apart(top) > TOLD_APART
-    }
-
-
-def _operations(checkpoint: Checkpoint, record: Record) -> int:
-    """Count the operations of one pass."""
-    config: Any = checkpoint.config.text
-    weights = sum(map(math.prod, checkpoint.weights.shapes.values()))
-    return forward_operations(config, weights, record.target)
-
-
-def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:
-    """Estimate the memory of one pass: the weights, and the activations of one layer."""
-    return checkpoint.weights.num_bytes + layer_bytes(
-        checkpoint.config.text, record.target, 4
-    )

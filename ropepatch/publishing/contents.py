@@ -13,10 +13,10 @@ from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.extension.remapping_code import other_code
 from ropepatch.files import check_secrets
-from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import (
     ADAPTER,
     CODE,
+    READING,
     TEMPLATES,
     Checkpoint,
     code_of,
@@ -25,12 +25,13 @@ from ropepatch.model.checkpoint import (
     is_carried,
 )
 from ropepatch.model.weights import changed, fingerprint, read_header
+from ropepatch.probing import reading as readings
 
 CARD = "README.md"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # In addition to the weights and the files of `is_carried`.
 CARRIED = {
-    "": [CARD, "evaluation.html", records.FILE, readings.FILE, ADAPTER],
+    "": [CARD, "evaluation.html", records.FILE, READING, ADAPTER],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "training": ["*.json", "*.yaml"],
@@ -196,7 +197,7 @@ def _unchanged(
     if readings.exists(checkpoint.folder) and (
         readings.read(checkpoint.folder).weights != checkpoint.fingerprint
     ):
-        yield f"{readings.FILE} belongs to other weights", True
+        yield f"{READING} belongs to other weights", True
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

@@ -19,7 +19,7 @@ from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension.record import shown_command
 from ropepatch.files import absent, whole_file
-from ropepatch.report.plots.pictures import looks_of, pictures_of_results
+from ropepatch.report.plots.lines import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import html_table
 from ropepatch.report.tables import tables_of

@@ -1,13 +1,53 @@
-"""A table printed three ways: as text, as HTML and as Markdown."""
+"""Tables as data, and printed three ways: as text, as HTML and as Markdown."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 from ropepatch.columns import as_text, columns
-from ropepatch.evaluation.table import Table
+
+
+class Cell(NamedTuple):
+    """One value.
+
+    Args:
+        text: Its text.
+        detail: A smaller text behind it: an interval.
+        value: The sort key in its column; None comes last.
+        best: Whether it is the best of its column.
+    """
+
+    text: str
+    detail: str = ""
+    value: float | str | None = None
+    best: bool = False
+
+    @property
+    def line(self) -> str:
+        """Text and detail on one line."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+MISSING = Cell("–")
+
+
+class Table(NamedTuple):
+    """Cells below heads.
+
+    Args:
+        caption: The caption.
+        heads: The name of each column.
+        rows: The cells by row; the first `labels` of each name the row.
+        labels: The number of cells that name a row.
+    """
+
+    caption: str
+    heads: list[str]
+    rows: list[list[Cell]]
+    labels: int = 1
 
 
 def table_text(table: Table, width: int | None = None) -> str:

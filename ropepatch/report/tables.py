@@ -8,32 +8,38 @@ from collections.abc import Callable, Mapping, Sequence
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import Ranked, Ranking
-from ropepatch.evaluation.results import Result, Row, Series, joined, measure_of
+from ropepatch.evaluation.results import (
+    Measure,
+    Result,
+    Row,
+    Series,
+    joined,
+    measure_of,
+)
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
-from ropepatch.evaluation.table import MISSING, Cell, Table
+from ropepatch.report.printers import MISSING, Cell, Table
 from ropepatch.report.verdict import variant
 from ropepatch.settings import short_length
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
-Form = Callable[[Row], Cell]
-Number = Callable[[float], str]
+Column = Mapping[str, Cell]  # by name of the result
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
     """Tables of a comparison: by length, by stretch of positions, and by task of lm-eval."""
     tables = []
     for series in comparison.series:
-        tables.append(_by_length(comparison, series, row_cell))
+        measure = measure_of(series.measure)
+        title = series.title + comparison.reservation(series)
+        tables.append(_by_length(comparison, series, measure, title))
         if series.measure == "loss":
-            tables.append(
-                _by_length(comparison, series, _perplexity_cell)._replace(
-                    caption="Perplexity"
-                )
-            )
-    for measure, keys in comparison.kinds_of_rows():
+            as_perplexity = measure._replace(text=perplexity_text)
+            tables.append(_by_length(comparison, series, as_perplexity, "Perplexity"))
+    places = comparison.kinds_of_rows()
+    for measured, keys in places:
         if keys == ("begin", "end"):
-            tables.append(_by_stretch(comparison, measure))
-    if any("task" in keys for _, keys in comparison.kinds_of_rows()):
+            tables.append(_by_stretch(comparison, measured))
+    if any("task" in keys for _, keys in places):
         tables.append(_scores(comparison))
     return tables
 
@@ -52,36 +58,32 @@ def results_tables(results: Sequence[Result]) -> list[Table]:
     return tables
 
 
-def _by_length(comparison: Comparison, series: Series, form: Form) -> Table:
+def _by_length(
+    comparison: Comparison, series: Series, measure: Measure, title: str
+) -> Table:
     """A row for every method and the floor, a column for every length."""
+    rows_by_name = {
+        name: {row.length: row for row in series.of(result)}
+        for name, result in comparison.named().items()
+    }
     lengths = comparison.lengths(series)
-    caption = series.title + comparison.reservation(series)
-    heads = ["Method", *(f"{length:,} tokens" for length in lengths)]
-    columns = []
+    heads = [f"{length:,} tokens" for length in lengths]
+    columns: list[Column] = []
     for length in lengths:
-        rows = comparison.at(series.measure, **series.at(length))
-        columns.append(
-            _marked({name: form(row) for name, row in rows.items()}, series.measure)
-        )
-    if comparison.floor is not None:
-        for row in series.of(comparison.floor):
-            columns[lengths.index(row.length)][FLOOR] = form(row)._replace(detail="")
+        rows = {n: row[length] for n, row in rows_by_name.items() if length in row}
+        floor = rows.pop(FLOOR, None)
+        column = _marked(_cells(rows, measure), measure)
+        if floor is not None:
+            column[FLOOR] = _cells({FLOOR: floor}, measure)[FLOOR]._replace(detail="")
+        columns.append(column)
     if series.measure == "found" and not comparison.reservation(series):
         heads.append(EFFECTIVE)
-        columns.append(
-            {
-                name: _effective(series.of(result))
-                for name, result in comparison.results.items()
-            }
-        )
-    return _table(caption, heads, columns, [*comparison.named()])
+        columns.append({n: _effective(row) for n, row in rows_by_name.items() if row})
+    return _table(title, heads, columns, [*rows_by_name])
 
 
 def _table(
-    caption: str,
-    heads: list[str],
-    columns: Sequence[Mapping[str, Cell]],
-    names: list[str],
+    caption: str, heads: list[str], columns: Sequence[Column], names: Sequence[str]
 ) -> Table:
     """A row for every name that has a cell."""
     rows = []
@@ -89,58 +91,52 @@ def _table(
         cells = [column.get(name, MISSING) for column in columns]
         if any(cell != MISSING for cell in cells):
             rows.append([Cell(name, value=name), *cells])
-    return Table(caption, heads, rows)
+    return Table(caption, ["Method", *heads], rows)
 
 
-def _effective(rows: Sequence[Row]) -> Cell:
+def _effective(by_length: Mapping[int, Row]) -> Cell:
     """The effective length, with the lower end of the accuracy there."""
-    by_length = {row.length: row for row in rows if row.value is not None}
-    length = effective_length(
-        {tokens: row.value or 0.0 for tokens, row in by_length.items()}
-    )
+    known = {n: row.value for n, row in by_length.items() if row.value is not None}
+    length = effective_length(known)
     if length is None:
         return Cell("none", value=0.0)
     low = by_length[length].low
-    return Cell(
-        f"{length:,}",
-        "" if low is None else f"accuracy at least {low:.0%}",
-        float(length),
-    )
+    detail = "" if low is None else f"accuracy at least {low:.0%}"
+    return Cell(f"{length:,}", detail, float(length))
 
 
-def _by_stretch(comparison: Comparison, measure: str) -> Table:
+def _by_stretch(comparison: Comparison, measured: str) -> Table:
     """A row per method and the floor, a column for the original length and every doubling beyond."""
     by_name = {
-        name: result.of(measure, "begin", "end")
+        name: result.of(measured, "begin", "end")
         for name, result in comparison.named().items()
     }
-    rows = [row for rows in by_name.values() for row in rows]
-    ends = {int(row.at["end"]) for row in rows}
-    begin = min(int(row.at["begin"]) for row in rows)
+    places = [row.at for rows in by_name.values() for row in rows]
+    ends = {int(at["end"]) for at in places}
     spans = _spans(comparison.extended_from or comparison.trained, max(ends))
     if not all(end in ends for _, end in spans):  # half octaves around another length
         spans = _spans(comparison.trained, max(ends))
-    spans = [span for span in spans if span[0] >= begin]
-    columns = [
-        {name: _stretch(rows, *span) for name, rows in by_name.items()}
-        for span in spans
-    ]
-    heads = ["Method", *(f"{first:,} to {last:,}" for first, last in spans)]
-    return _table(
-        f"{measure_of(measure).title}, by position", heads, columns, [*by_name]
-    )
+    first = min(int(at["begin"]) for at in places)
+    spans = [span for span in spans if span[0] >= first]
+    measure = measure_of(measured)
+    columns = []
+    for begin, end in spans:
+        parts = {name: _within(rows, begin, end) for name, rows in by_name.items()}
+        known = {name: rows for name, rows in parts.items() if rows}
+        whole = joined([*known.values()], {"begin": begin, "end": end})
+        columns.append(_cells(dict(zip(known, whole, strict=True)), measure))
+    heads = [f"{begin:,} to {end:,}" for begin, end in spans]
+    return _table(f"{measure.title}, by position", heads, columns, [*by_name])
 
 
-def _stretch(rows: Sequence[Row], begin: int, end: int) -> Cell:
-    """The mean of the rows within a stretch of positions."""
+def _within(rows: Sequence[Row], begin: int, end: int) -> list[Row]:
+    """The rows within a stretch of positions; none if one has no clusters."""
     within = [
         row
         for row in rows
         if begin <= int(row.at["begin"]) and int(row.at["end"]) <= end
     ]
-    if not within or not all(row.clusters for row in within):
-        return MISSING
-    return row_cell(joined(within, {"begin": begin, "end": end}))
+    return within if all(row.clusters for row in within) else []
 
 
 def _spans(first: int, last: int) -> list[tuple[int, int]]:
@@ -153,74 +149,62 @@ def _spans(first: int, last: int) -> list[tuple[int, int]]:
 
 def _scores(comparison: Comparison) -> Table:
     """A row for every metric of every task of lm-eval, a column for every method."""
-    places: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    places: dict[tuple[str, str, str], dict[str, Row]] = {}
     for name, result in comparison.results.items():
         for row in result.rows:
             if "task" in row.at:
                 place = str(row.at["task"]), str(row.at.get("version", "")), row.measure
-                places.setdefault(place, {})[name] = row_cell(row)
+                places.setdefault(place, {})[name] = row
     names = [*comparison.results]
-    rows = []
-    for place, cells in places.items():
-        marked = _marked(cells, place[-1])
+    lines = []
+    for place, rows in places.items():
+        measure = measure_of(place[-1])
+        cells = _marked(_cells(rows, measure), measure)
         labels = [Cell(part, value=part) for part in place]
-        rows.append(labels + [marked.get(name, MISSING) for name in names])
-    return Table("Scores", ["Task", "Version", "Metric", *names], rows, labels=3)
-
-
-def _marked(cells: dict[str, Cell], measure: str) -> dict[str, Cell]:
-    """Cells with the best of several marked."""
-    better = measure_of(measure).better
-    values = {
-        name: better * cell.value
-        for name, cell in cells.items()
-        if isinstance(cell.value, float)
-    }
-    best = max(values.values(), default=0.0)
-    if not better or all(value == best for value in values.values()):
-        return cells
-    return {
-        name: cell._replace(best=values.get(name) == best)
-        for name, cell in cells.items()
-    }
+        lines.append(labels + [cells.get(name, MISSING) for name in names])
+    return Table("Scores", ["Task", "Version", "Metric", *names], lines, labels=3)
 
 
 # Cells
 
 
-def row_cell(row: Row) -> Cell:
-    """A value with its interval."""
-    return Cell(row.text, row.interval, row.value)
+def _cells(rows: Mapping[str, Row], measure: Measure) -> dict[str, Cell]:
+    """The value of every row with its interval."""
+    cells = {}
+    for name, row in rows.items():
+        if row.value is None:
+            cells[name] = MISSING
+            continue
+        interval = ""
+        if row.low is not None and row.high is not None:
+            interval = f"{measure.text(row.low)} to {measure.text(row.high)}"
+        cells[name] = Cell(measure.text(row.value), interval, row.value)
+    return cells
 
 
-def _perplexity_cell(row: Row) -> Cell:
-    if row.value is None:
-        return MISSING
-    if row.low is None or row.high is None:
-        return Cell(perplexity_text(row.value), "", row.value)
-    interval = f"{perplexity_text(row.low)} to {perplexity_text(row.high)}"
-    return Cell(perplexity_text(row.value), interval, row.value)
+def _marked(cells: Mapping[str, Cell], measure: Measure) -> dict[str, Cell]:
+    """Cells with the best of several marked."""
+    values = {cell.value for cell in cells.values() if isinstance(cell.value, float)}
+    if len(values) < 2 or not measure.better:
+        return dict(cells)
+    best = max(values, key=lambda value: measure.better * value)
+    return {n: cell._replace(best=cell.value == best) for n, cell in cells.items()}
 
 
 def perplexity_text(nats: float) -> str:
     """exp(nats) as text: 1.702, 29.41, 1734, 1.3e6; ∞ if it overflows."""
-    if nats < math.log(1e4):
-        value = math.exp(nats)
-        return (
-            f"{value:.3f}"
-            if value < 10
-            else f"{value:.2f}"
-            if value < 100
-            else f"{value:.0f}"
-        )
-    return (
-        f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e")
-        if nats < 700
-        else "∞"
-    )
+    if nats >= 700:
+        return "∞"
+    value = math.exp(nats)
+    if value >= 1e4:
+        return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
+    digits = 3 if value < 10 else 2 if value < 100 else 0
+    return f"{value:.{digits}f}"
 
 
-def _mean_cell(mean: Mean, text: Number, *, interval: bool = True) -> Cell:
+def _mean_cell(
+    mean: Mean, text: Callable[[float], str], *, interval: bool = True
+) -> Cell:
     low, high = mean.interval()
     detail = f"{text(low)} to {text(high)}" if interval and not mean.missing else ""
     return Cell(text(mean.value), detail, mean.value)
@@ -234,40 +218,20 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
 
     The last row of the first is the floor of the text, if it is known.
     """
+    target, original = f"{ranking.target:,}", f"{ranking.original:,}"
     losses = [_losses(ranking, row) for row in ranking.rows]
     for result in results:
-        floor = (
-            result.row("loss", length=result.target) if result.label == FLOOR else None
-        )
-        if floor is not None:
-            losses.append(
-                [
-                    Cell(FLOOR),
-                    Cell(floor.text, value=floor.value),
-                    Cell(""),
-                    Cell(""),
-                    Cell(""),
-                ]
-            )
-    target, original = f"{ranking.target:,}", f"{ranking.original:,}"
-    heads = [
-        "",
-        f"loss at {target}",
-        "gain over baseline",
-        f"loss at {original}",
-        "short-context cost",
-    ]
+        floor = result.row("loss", length=result.target)
+        if result.label == FLOOR and floor is not None:
+            cell = Cell(floor.text, value=floor.value)
+            losses.append([Cell(FLOOR), cell, Cell(""), Cell(""), Cell("")])
+    heads = ["", f"loss at {target}", "gain over baseline", f"loss at {original}"]
+    heads.append("short-context cost")
     tables = [Table("Ranking by loss (nats/token)", heads, losses)]
     kinds = list(ranking.rows[0].answers)
     if kinds:
-        heads = [
-            "kind",
-            "",
-            f"accuracy at {target}",
-            "log-prob",
-            "gain over baseline",
-            "verdict",
-        ]
+        heads = ["kind", "", f"accuracy at {target}", "log-prob"]
+        heads += ["gain over baseline", "verdict"]
         answers = [
             _answers(ranking, row, kind) for kind in kinds for row in ranking.rows
         ]
@@ -277,31 +241,30 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
 
 
 def _losses(ranking: Ranking, row: Ranked) -> list[Cell]:
-    return [
-        Cell(row.label, value=row.label, best=row is ranking.rows[0]),
-        _mean_cell(
-            row.loss, "{:z.3f}".format, interval=False
-        ),  # the paired gain has the interval
-        _gain_cell(ranking, row, row.loss_gain, "{:+z.3f}".format),
-        _mean_cell(row.short_context_loss, "{:.3f}".format, interval=False),
-        _gain_cell(ranking, row, row.short_context_cost, "{:+z.3f}".format),
-    ]
+    # Without intervals: those of the paired differences decide.
+    loss = _mean_cell(row.loss, "{:z.3f}".format, interval=False)
+    short = _mean_cell(row.short_context_loss, "{:.3f}".format, interval=False)
+    gain = cost = Cell("", value=0.0)
+    if row.label != ranking.base:
+        gain = _mean_cell(row.loss_gain, "{:+z.3f}".format)
+        cost = _mean_cell(row.short_context_cost, "{:+z.3f}".format)
+    name = Cell(row.label, value=row.label, best=row is ranking.rows[0])
+    return [name, loss, gain, short, cost]
 
 
 def _answers(ranking: Ranking, row: Ranked, kind: str) -> list[Cell]:
     answers, verdict = row.answers[kind], ranking.verdict(row, kind)
-    found = answers.found
-    low, high = found.interval()
-    share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
+    found = _mean_cell(answers.found, "{:.0%}".format)
+    correct = answers.found.value * answers.found.weight
+    share = found._replace(text=f"{correct:.0f}/{answers.found.weight:.0f}")
+    gain = Cell("", value=0.0)
+    if row.label != ranking.base:
+        gain = _mean_cell(answers.log_prob_gain, "{:+z.2f}".format)
     return [
         Cell(kind, value=kind),
         Cell(row.label, value=row.label),
-        Cell(share, "" if found.missing else f"{low:.0%} to {high:.0%}", found.value),
+        share,
         _mean_cell(answers.log_prob, "{:z.2f}".format, interval=False),
-        _gain_cell(ranking, row, answers.log_prob_gain, "{:+z.2f}".format),
+        gain,
         Cell(verdict, value=verdict),
     ]
-
-
-def _gain_cell(ranking: Ranking, row: Ranked, gain: Mean, text: Number) -> Cell:
-    return Cell("", value=0.0) if row.label == ranking.base else _mean_cell(gain, text)

@@ -11,9 +11,8 @@ from ropepatch.errors import printable
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import Ranking
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.table import Table
 from ropepatch.evaluation.tasks import task_of
-from ropepatch.report.printers import table_text
+from ropepatch.report.printers import Table, table_text
 from ropepatch.report.tables import ranking_tables, tables_of
 from ropepatch.report.verdict import ranking_lines
 

@@ -22,6 +22,7 @@ from ropepatch.settings import MAX_NUMBER, FromOne, Named, Registry, Settings, s
 
 ORIGINAL = "original_max_position_embeddings"  # the key of L in rope_parameters
 STOPPED = 1e30  # the divisor of a pair that does not rotate: JSON has no infinity, and cos is 1 all the same
+LONGEST = 2**24  # tokens: beyond it, float32 cannot distinguish neighbouring positions
 LARGEST_BASE = 1e30  # powers of a larger one overflow
 
 

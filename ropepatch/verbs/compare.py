@@ -9,13 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import known_dtype

@@ -20,6 +20,7 @@ from ropepatch.extension.planning import plan as plan_of
 from ropepatch.files import absent, check_secrets, check_writable, from_here, json_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
+from ropepatch.probing.making import add_fingerprint, check_fingerprint
 from ropepatch.processes import join
 from ropepatch.progress import (
     WEIGHTS,
@@ -33,7 +34,6 @@ from ropepatch.progress import (
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
-from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
 from ropepatch.verbs.inputs import default_folder
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def extend(
         if reading is not False:
             asked, device = bool(reading), processes.device
             add_fingerprint(
-                written, asked=asked, device=device, say=say, progress=no_bar
+                plan, written, asked=asked, device=device, say=say, progress=no_bar
             )
         return written.record.to_dict()
 

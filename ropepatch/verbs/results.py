@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Result, read_result, results_json
-from ropepatch.evaluation.table import data_frame
 from ropepatch.extension.planning import Plan
 from ropepatch.report import html_table, results_tables, results_text
 from ropepatch.settings import refuse_unknown

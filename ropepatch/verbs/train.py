@@ -17,6 +17,7 @@ from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
 from ropepatch.files import is_gguf
+from ropepatch.probing.making import add_fingerprint, check_fingerprint
 from ropepatch.processes import join
 from ropepatch.progress import Progress, Say, bar, interruptible, say_on_stderr
 from ropepatch.settings import Length, name_of
@@ -35,7 +36,6 @@ from ropepatch.verbs.extend import (
     output_of,
     say_warnings,
 )
-from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
 
 if TYPE_CHECKING:
     from ropepatch.training.fine_tuning import FineTuned
@@ -266,7 +266,12 @@ def _trained(
         )
         processes.write_once(
             lambda: add_fingerprint(
-                written, asked=bool(reading), device=device, say=say, progress=progress
+                plan,
+                written,
+                asked=bool(reading),
+                device=device,
+                say=say,
+                progress=progress,
             )
         )
     return trained

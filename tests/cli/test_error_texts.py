@@ -22,10 +22,9 @@ from gguf_files import write_gguf
 import ropepatch
 from ropepatch.cli import main
 from ropepatch.files import PACKAGE
-from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.asking import Probed
 from ropepatch.probing.judging import CUT_OFF, UNDECIDED, Judgement
-from ropepatch.probing.mistakes import TWICE
+from ropepatch.probing.reading import RIGHT, TWICE
 
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300

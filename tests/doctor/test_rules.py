@@ -9,18 +9,17 @@ from damage import PUBLISHED, damages
 from oldest import needs
 
 import ropepatch
-from ropepatch.doctor.facts import Facts
-from ropepatch.doctor.rules import RULES, check, has_same_rope, repaired
+from ropepatch.doctor.rules import RULES, Facts, check, has_same_rope, repaired
 from ropepatch.files import read_json
 from ropepatch.gallery.explorer.content import PRESETS
-from ropepatch.model.config import is_known
+from ropepatch.model.config import Config, is_known
 
 # As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Values = dict[str, Any]
 CONFIGS: dict[str, Facts] = {
-    entry["name"]: Facts(entry["config"], entry.get("tokenizer") or {})
+    entry["name"]: Facts(Config(entry["config"]), entry.get("tokenizer") or {})
     for entry in PUBLISHED
 }
 CODE, LLAMA_2, LLAMA_3, LLAMA_3_1 = (
@@ -369,7 +368,7 @@ def changed(facts: Facts, values: Values) -> Facts:
                 holder.pop(key, None)
             else:
                 holder[key] = copy.deepcopy(value)
-    return Facts(config, tokenizer)
+    return Facts(Config(config), tokenizer)
 
 
 def found(facts: Facts) -> set[tuple[str, str]]:
@@ -449,7 +448,8 @@ EXPECTED = {  # every other one has no findings
 def test_bundled_configurations_have_only_their_known_findings():
     for entry in json.loads(PRESETS.read_text()):
         codes = " ".join(
-            f"{one.code}:{one.severity}" for one in check(Facts(entry["config"]))
+            f"{one.code}:{one.severity}"
+            for one in check(Facts(Config(entry["config"])))
         )
         assert codes == EXPECTED.get(entry["name"], ""), entry["name"]
 
@@ -463,7 +463,7 @@ def test_real_configurations_have_only_their_known_findings(shared):
     for folder in folders:
         tokenizer = folder / "tokenizer_config.json"
         facts = Facts(
-            read_json(folder / "config.json"),
+            Config(read_json(folder / "config.json")),
             read_json(tokenizer) if tokenizer.exists() else {},
         )
         codes = " ".join(f"{one.code}:{one.severity}" for one in check(facts))
@@ -538,8 +538,8 @@ def test_older_keys_are_added_only_if_transformers_computes_the_same(
 ):
     """RoPE by layer type."""
     config = config | {"rope_parameters": ropes}
-    assert ("only-new-keys", "warning") in found(Facts(config))
-    after = repaired(Facts(config)).raw
+    assert ("only-new-keys", "warning") in found(Facts(Config(config)))
+    after = repaired(Facts(Config(config))).raw
     assert after == config | older
     assert not older or has_same_rope(config, after)
 
@@ -624,11 +624,11 @@ def test_rules_accept_randomly_damaged_configs_and_repair_everything_fixable():
         for raw in damages(entry["config"], keys, 4, entry["name"]):
             if not isinstance(raw, dict):
                 continue
-            for finding in check(Facts(raw, raw)):
+            for finding in check(Facts(Config(raw), raw)):
                 assert str(finding)
                 json.dumps(finding.to_dict(), allow_nan=False)
             assert not [
                 finding
-                for finding in check(repaired(Facts(raw, raw)))
+                for finding in check(repaired(Facts(Config(raw), raw)))
                 if finding.fixable
             ], raw

@@ -211,11 +211,11 @@ def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
     rows = rows_by_position(
         LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1])), [0, 2, 5]
     )
-    whole = joined(rows, {"length": 5})
+    (whole,) = joined([rows], {"length": 5})
     assert (whole.at, whole.measure) == ({"length": 5}, "loss")
     assert whole.clusters == [[22.0, 4], [12.0, 4], [22.0, 4]]
     with pytest.raises(RopepatchError, match="cannot pool"):
-        joined([rows[0], replace(rows[1], clusters=rows[1].clusters[1:])], {})
+        joined([[rows[0], replace(rows[1], clusters=rows[1].clusters[1:])]], {})
 
 
 def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():

@@ -32,7 +32,7 @@ from ropepatch.extension.engines import (
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.config import Config
-from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing.reading import RIGHT
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
 

@@ -16,16 +16,15 @@ import ropepatch
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import CUT_OFF, OTHER_MODEL, UNDECIDED, divergence, judge
-from ropepatch.probing.making import make_reading
-from ropepatch.probing.mistakes import (
+from ropepatch.probing.making import make_reading, ropes
+from ropepatch.probing.reading import (
     DOUBLED,
     FACTORLESS,
     MISREAD,
+    RIGHT,
     TWICE,
     UNSCALED,
-    ropes,
 )
 
 METHODS = ("yarn", "llama3", "linear", "ntk", "longrope")

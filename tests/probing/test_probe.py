@@ -13,12 +13,11 @@ from engines import Engine
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.reading_file import RIGHT
+from ropepatch.model.checkpoint import READING, Checkpoint
 from ropepatch.probing import client
+from ropepatch.probing import reading as readings
 from ropepatch.probing.judging import CUT_OFF
-from ropepatch.probing.mistakes import UNSCALED
+from ropepatch.probing.reading import RIGHT, UNSCALED
 
 engine_of = functools.cache(Engine)
 
@@ -269,7 +268,7 @@ def test_probe_computes_a_missing_fingerprint_and_saves_it_only_on_request(
     assert not readings.exists(bare)
     assert probed(checkpoint=bare, options={"save_reading": True}).is_right
     assert readings.read(bare) == readings.read(extended)
-    edit_json(bare / readings.FILE, weights="others")
+    edit_json(bare / READING, weights="others")
     with pytest.raises(RopepatchError, match="belongs to other weights"):
         probed(checkpoint=bare)
 

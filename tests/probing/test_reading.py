@@ -1,6 +1,7 @@
 """The fingerprint `reading.json`: what `extend` writes, its text, its limits, and errors of damaged files."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -13,19 +14,20 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.reading_file import RIGHT
+from ropepatch.model.checkpoint import READING, Checkpoint
 from ropepatch.probing import making
-from ropepatch.probing.mistakes import (
+from ropepatch.probing import reading as readings
+from ropepatch.probing.making import ropes
+from ropepatch.probing.reading import (
     DOUBLED,
     FACTORLESS,
     MISREAD,
+    RIGHT,
     TWICE,
     UNSCALED,
-    ropes,
+    draw_source,
+    source_ids,
 )
-from ropepatch.probing.text import draw_source, source_ids
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_origina
     extended,
 ):
     reading = readings.read(extended)
-    assert (extended / readings.FILE).stat().st_size <= 200_000
+    assert (extended / READING).stat().st_size <= 200_000
     assert reading.weights == Checkpoint(extended).fingerprint
     assert reading.dtype == "float32"
     assert reading.beyond.count(True) == reading.beyond.count(False) == making.SIDE
@@ -55,9 +57,9 @@ def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_origina
 def test_a_long_text_is_stored_without_token_ids_and_regenerated(extended, monkeypatch):
     reading = readings.read(extended)
     whole, vocabulary = reading.source, reading.vocabulary
-    monkeypatch.setattr("ropepatch.probing.text.SHORT", 100)
+    monkeypatch.setattr("ropepatch.probing.reading.SHORT", 100)
     tokenizer = Checkpoint(extended).tokenizer
-    source = draw_source(tokenizer, vocabulary, whole.length, 0)
+    source, _ = draw_source(tokenizer, vocabulary, whole.length, 0)
     assert source.ids is None
     assert source_ids(source, tokenizer, vocabulary, "x") == whole.ids
     for other, reason in (
@@ -79,7 +81,7 @@ def lacks_its_unknown_token(text, **_):
     [None, lambda text, **_: SimpleNamespace(input_ids=[]), lacks_its_unknown_token],
 )
 def test_without_a_usable_tokenizer_the_text_is_random_tokens(tokenizer):
-    source = draw_source(tokenizer, 48, 300, 0)
+    source, _ = draw_source(tokenizer, 48, 300, 0)
     assert source.kind == "tokens"
     assert source_ids(source, None, 48, "x") == source.ids
     assert len(source.ids) == 300
@@ -108,26 +110,23 @@ def test_extend_prints_why_there_is_no_fingerprint(tmp_path, options, reason):
 def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(
     extended, monkeypatch
 ):
-    checkpoint, record = Checkpoint(extended), records.read(extended)
-    assert making.affordable(checkpoint, record, "cpu") == tuple(ropes(record))
-    monkeypatch.setattr(
-        making, "MOST_WORK", {"cpu": 3.5 * making._operations(checkpoint, record)}
+    record = records.read(extended)
+    job, on_apple = (
+        making.Job(Checkpoint(extended), record, device) for device in ("cpu", "mps")
     )
-    assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
+    assert job.affordable() == job.ropes
+    monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3.5 * job.operations})
+    assert list(job.affordable()) == [RIGHT, UNSCALED]
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
-    monkeypatch.setattr(
-        making, "HOUR", {"cpu": 120 * making._operations(checkpoint, record)}
-    )
-    minutes = f"takes about {len(ropes(record)) + 1} min at {record.target} tokens; `reading` does it anyway"
-    assert minutes in making.affordable(checkpoint, record, "cpu")
+    monkeypatch.setattr(making, "HOUR", {"cpu": 120 * job.operations})
+    minutes = f"takes about {len(job.ropes) + 1} min at {record.target} tokens; `reading` does it anyway"
+    with pytest.raises(RopepatchError, match=re.escape(minutes)):
+        job.affordable()
+    assert job.duration == on_apple.duration
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)
-    assert "GB of memory" in making.affordable(checkpoint, record, "cpu")
-    assert making.affordable(checkpoint, record, "mps") == making.affordable(
-        checkpoint, record, "cpu"
-    )
-    assert making.duration(checkpoint, record, "mps") == making.duration(
-        checkpoint, record, "cpu"
-    )
+    for one in (job, on_apple):
+        with pytest.raises(RopepatchError, match="GB of memory"):
+            one.affordable()
 
 
 def test_extend_warns_where_no_rope_error_changes_the_predictions(tmp_path):
@@ -164,15 +163,15 @@ DAMAGE = [
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_fingerprint_is_rejected(damage, copied):
-    content = json.loads((copied / readings.FILE).read_text())
+    content = json.loads((copied / READING).read_text())
     damage(content)
-    (copied / readings.FILE).write_text(json.dumps(content))
+    (copied / READING).write_text(json.dumps(content))
     with pytest.raises(RopepatchError):
         readings.read(copied)
 
 
 def test_a_checkpoint_extended_again_gets_its_own_fingerprint(copied, tmp_path):
-    edit_json(copied / readings.FILE, weights="others")
+    edit_json(copied / READING, weights="others")
     plan = ropepatch.plan(copied, to=2048, method="linear")
     out = ropepatch.extend(plan, tmp_path / "again").folder
     reading = readings.read(out)

@@ -15,10 +15,10 @@ from transformers import (
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.model import reading_file as readings
-from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing import reading as readings
 from ropepatch.probing.judging import OTHER_MODEL
-from ropepatch.probing.mistakes import UNSCALED, ropes
+from ropepatch.probing.making import ropes
+from ropepatch.probing.reading import RIGHT, UNSCALED
 
 
 def loaded(folder, rope=RIGHT, dtype=None):

@@ -15,6 +15,7 @@ from ropepatch.attention import make_remapping
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
+from ropepatch.report.plots.changes import Rescaling, plot_effective_distances
 from ropepatch.report.plots.lines import plot_perplexity, plot_positions
 from ropepatch.report.plots.style import COLOURS, Look
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -84,12 +85,12 @@ def test_the_accuracy_is_drawn_by_length_for_every_kind_and_by_depth():
 # At which distances tokens are read
 
 
-def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescaling:
+def mapped(name: str, window: int, target: int, /, **parameters) -> Rescaling:
     rope, one = (
         Rope(16, 10_000.0, window),
         make_remapping(name, **parameters).fitted(window, target),
     )
-    return plots.Rescaling(
+    return Rescaling(
         name, rope, Frequencies(rope.inv_freq()), target / window, target, one
     )
 
@@ -98,7 +99,7 @@ def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescal
 def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_key_is_unseen(
     name,
 ):
-    figure = plots.plot_effective_distances(
+    figure = plot_effective_distances(
         [(mapped(name, 32, 44, **SMALL[name]), Look(COLOURS[0]))]
     )
     expected = distances(ORACLE[name](**SMALL[name]), 44)

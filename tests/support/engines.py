@@ -11,9 +11,9 @@ from torch import Tensor
 from ropepatch.extension import record as records
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import find_rotary, scaled_twin
-from ropepatch.model.reading_file import RIGHT
 from ropepatch.model.rotary import rotating_by
-from ropepatch.probing.mistakes import ropes
+from ropepatch.probing.making import ropes
+from ropepatch.probing.reading import RIGHT
 
 PRECISIONS = {
     "float32": torch.float32,
@@ -27,7 +27,7 @@ class Engine:
 
     Args:
         folder: The checkpoint.
-        mistake: A name of `ropepatch.probing.mistakes`; `right` for none.
+        mistake: A name of `ropepatch.probing.reading`; `right` for none.
         precision: float32, bfloat16, float16, or q8 for weights of 8 bits in blocks of 16.
         noise: The standard deviation of noise added to each weight tensor, relative to that of the tensor.
         rounded_from: The position from which on keys and values are rounded to 3 bits.

@@ -30,15 +30,15 @@ import torch
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import WORDS
-from ropepatch.probing.mistakes import (
+from ropepatch.probing.making import ropes
+from ropepatch.probing.reading import (
     DOUBLED,
     FACTORLESS,
     MISREAD,
+    RIGHT,
     TWICE,
     UNSCALED,
-    ropes,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py

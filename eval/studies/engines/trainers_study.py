@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 import ropepatch
-from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing.reading import RIGHT
 
 TEXT = Dataset.from_list([{"text": "Once there was a fox."}] * 2)
 PAIRS = Dataset.from_list(

@@ -41,12 +41,10 @@ from transformers.models.auto.modeling_auto import (
 import ropepatch
 from ropepatch.extension.planning import plan_method
 from ropepatch.model.config import part_of
-from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.asking import find
 from ropepatch.probing.judging import judge
 from ropepatch.probing.making import TOP, make_reading
-from ropepatch.probing.mistakes import UNSCALED
-from ropepatch.probing.text import source_ids
+from ropepatch.probing.reading import RIGHT, UNSCALED, source_ids
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "support"))

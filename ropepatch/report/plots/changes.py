@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.attention import Remapping
+from ropepatch.report.plots.lines import add_figure
 from ropepatch.report.plots.style import (
     COLOURS,
     DASHED,
@@ -18,6 +19,7 @@ from ropepatch.report.plots.style import (
     Look,
     canvas,
     legend_beside,
+    looks,
     plain_log_axis,
 )
 from ropepatch.scaling.rope import (
@@ -72,6 +74,31 @@ class Rescaling:
             plan.target,
             distances,
         )
+
+
+def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
+    """The figures of the changes of plans of one model and target, by file name."""
+    changes = _with_looks(plans)
+    drawn = {"distances": plot_effective_distances(changes)}
+    for change, look in changes:
+        if change.distances is None:
+            figure = plot_wavelengths(change, look)
+            add_figure(drawn, figure, "wavelengths", change.name)
+    return drawn
+
+
+def plot_plan(plan: Plan) -> Figure:
+    """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its remapping."""
+    ((change, look),) = _with_looks([plan])
+    if change.distances is None:
+        return plot_wavelengths(change, look)
+    return plot_effective_distances([(change, look)])
+
+
+def _with_looks(plans: Sequence[Plan]) -> list[tuple[Rescaling, Look]]:
+    changes = [Rescaling.planned(plan) for plan in plans]
+    look = looks(change.name for change in changes)
+    return [(change, look[change.name]) for change in changes]
 
 
 def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:

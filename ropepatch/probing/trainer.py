@@ -10,8 +10,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import READING
 from ropepatch.model.in_memory import check_rope
+from ropepatch.probing import reading as readings
 from ropepatch.probing.asking import find, probe_model, read_reading
 
 logger = logging.getLogger("ropepatch")
@@ -48,9 +49,7 @@ class ProbeCallback(TrainerCallback):
         self.checkpoint, self.every, self.raises = find(checkpoint), every, raises
         if not readings.exists(self.checkpoint.folder):
             hint = "run ropepatch.probe(model, checkpoint, save_reading=True) once"
-            raise RopepatchError(
-                f"no {readings.FILE} in {self.checkpoint.name}", hint=hint
-            )
+            raise RopepatchError(f"no {READING} in {self.checkpoint.name}", hint=hint)
         self.reading = read_reading(self.checkpoint)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
