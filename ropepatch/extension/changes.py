@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,7 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.remapping_code import remapping_code, remapping_keys
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
-from ropepatch.model.checkpoint import CODE
+from ropepatch.model.checkpoint import CODE, Checkpoint, InMemory, changed_since
 from ropepatch.model.config import (
     KEY,
     ORIGINAL,
@@ -449,3 +449,114 @@ def _unsupported(model: GgufModel, scaling: Scaling) -> RopepatchError:
         if can
         else "extend the safetensors checkpoint for another engine",
     )
+
+
+# A plan
+
+Source = Checkpoint | InMemory | GgufModel
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Planned:
+    """A method for a source and a target length; everything else is computed from these on first use.
+
+    Args:
+        source: The checkpoint, the model in memory or the GGUF file to extend.
+        method: A RoPE scaling or a position remapping, with all its parameters.
+        target: The target length, in tokens.
+    """
+
+    source: Source
+    method: Method
+    target: int
+
+    @cached_property
+    def change(self) -> Change:
+        """All by which the extended model differs from its source.
+
+        Raises:
+            RopepatchError: If the files of the model cannot express it.
+        """
+        return change_of(self.method, self.source.config, self.target)
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration of the model.
+
+        Raises:
+            RopepatchError: If it is a GGUF file, which only `plan` and `extend` support.
+        """
+        if isinstance(self.source, GgufModel):
+            raise RopepatchError(
+                f"{self.source.name} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` "
+                "support",
+                hint="use the checkpoint that it was made from",
+            )
+        return self.source.config
+
+    def checkpoint(self, include: Sequence[str] = ()) -> Checkpoint:
+        """Return the checkpoint with its weights and all its files, downloaded if needed.
+
+        Raises:
+            RopepatchError: If it cannot be found, or is another than that of a model in memory.
+        """
+        _ = self.config  # no GGUF file
+        assert not isinstance(self.source, GgufModel)
+        source = self.source.complete(include)
+        if source.config.rope != self.config.rope:
+            raise changed_since(self.source.name)
+        return source
+
+    @cached_property
+    def factor(self) -> float:
+        """The scaling factor: the target length over the original one, unless the method sets another."""
+        return self.method.factor_for(self.source.config.window, self.target)
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """The keys that change in config.json, or the metadata and tables of a GGUF file.
+
+        None removes one.
+        """
+        return {**self.change.keys, **self.change.tables}
+
+    @cached_property
+    def before(self) -> dict[str, Any]:
+        """The current values of the keys in `changes`, where set."""
+        return self.source.config.held(self.changes)
+
+    @cached_property
+    def rope_parameters(self) -> dict[str, Any]:
+        """The new `rope_parameters`; those of the global layers if layer types differ; empty for GGUF."""
+        if isinstance(self.source, GgufModel):
+            return {}
+        return self.config.site.of(self.change.keys["rope_parameters"])
+
+    def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of config.json after the extension."""
+        return self.config.read_from(raw).changed(self.change.keys).raw
+
+    @cached_property
+    def length_dependent(self) -> bool:
+        """Whether the saved frequencies depend on the sequence length."""
+        return self.method.length_dependent or switches(self.rope_parameters)
+
+    @cached_property
+    def patched(self) -> Change:
+        """The change of a model in memory: at the target if the frequencies depend on the length."""
+        if not self.length_dependent or not isinstance(self.method, Scaling):
+            return self.change
+        static = self.method.at(self.config.rope, self.target)
+        return scaling_change(self.config, static, self.target, static=True)
+
+    def frequencies(self) -> Frequencies:
+        """Return the frequencies of the patched model, bit-identical to those of the reloaded checkpoint."""
+        return self.patched.frequencies
+
+    @cached_property
+    def scales_only_local(self) -> bool:
+        """Whether it scales a model in which only sliding-window layers use RoPE."""
+        local = self.source.config.local_rope
+        return (
+            local is not None and not local.shared and self.method.changes_frequencies
+        )

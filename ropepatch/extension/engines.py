@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import StringConstraints
 
 from ropepatch.attention import Remapping
+from ropepatch.extension.changes import Planned
 from ropepatch.extension.queries import folds_attention
 from ropepatch.model.architectures import (
     ABSENT,
@@ -33,10 +34,6 @@ from ropepatch.scaling import Scaling
 from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Method, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
-
 
 VERSIONS = {  # of the sources
     "transformers 5.x": "5.23.0",
@@ -441,13 +438,13 @@ def _by_architecture(
 
 
 @singledispatch
-def support_of(method: Method, plan: Plan) -> list[Engine]:
+def support_of(method: Method, plan: Planned) -> list[Engine]:
     """Return the engines' support of a plan with a method."""
     raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
 
 
 @support_of.register(Remapping)
-def _of_remapping(method: Remapping, plan: Plan) -> list[Engine]:
+def _of_remapping(method: Remapping, plan: Planned) -> list[Engine]:
     """Only transformers runs the code of a position remapping."""
     first, *others = VERSIONS
     own = Engine.of(
@@ -463,7 +460,7 @@ def _of_remapping(method: Remapping, plan: Plan) -> list[Engine]:
 
 
 @support_of.register(Scaling)
-def _of_scaling(method: Scaling, plan: Plan) -> list[Engine]:
+def _of_scaling(method: Scaling, plan: Planned) -> list[Engine]:
     if isinstance(plan.source, GgufModel):
         return [Engine.of("llama.cpp", "yes", "read", "and programs built on it")]
     name, config = plan.source.name, plan.source.config

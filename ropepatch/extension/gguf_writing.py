@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ropepatch.errors import RopepatchError, argument
+from ropepatch.extension.changes import Planned
 from ropepatch.files import absent, check_space, disk_error, whole_file
 from ropepatch.model.checkpoint import changed_since
 from ropepatch.model.gguf import GgufModel, same_frequencies
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.model.weights import Progress
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
 
 
 def check_place(source: GgufModel, out: str | Path) -> Path:
@@ -40,7 +37,7 @@ def check_place(source: GgufModel, out: str | Path) -> Path:
 
 
 def extend(
-    plan: Plan, planned: GgufModel, out: str | Path, progress: Progress | None = None
+    plan: Planned, planned: GgufModel, out: str | Path, progress: Progress | None = None
 ) -> tuple[Path, str]:
     """Write the file of a plan for a model, and compare it with the source before renaming it.
 

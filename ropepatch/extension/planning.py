@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.doctor.rules import THETA_KEYS, check_agreement, explained, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain
-from ropepatch.extension.changes import ACROSS_LAYERS, Change, change_of, scaling_change
+from ropepatch.extension.changes import ACROSS_LAYERS, Planned, Source
 from ropepatch.extension.engines import Engine, support_of
 from ropepatch.extension.serving import Serving, serving
 from ropepatch.extension.text import plan_text
 from ropepatch.files import is_gguf, json_text, read_json
 from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
-from ropepatch.model.checkpoint import Checkpoint, InMemory, changed_since
+from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.config import (
     DUAL_CHUNK,
     ORIGINAL,
@@ -40,7 +40,7 @@ from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.scaling import METHODS, Scaling, YaRN
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import shared_temperature
-from ropepatch.scaling.rope import LONGEST, Frequencies, Method, Rope
+from ropepatch.scaling.rope import LONGEST, Method, Rope
 from ropepatch.settings import (
     MAX_NUMBER,
     Length,
@@ -50,113 +50,16 @@ from ropepatch.settings import (
     shown,
 )
 
-Source = Checkpoint | InMemory | GgufModel
-
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Plan:
-    """A method for a source and a target length; everything else is computed from these on first use.
+class Plan(Planned):
+    """The plan of one extension, with what is said about it.
 
     Args:
         source: The checkpoint, the model in memory or the GGUF file to extend.
         method: A RoPE scaling or a position remapping, with all its parameters.
         target: The target length, in tokens.
     """
-
-    source: Source
-    method: Method
-    target: int
-
-    @cached_property
-    def change(self) -> Change:
-        """All by which the extended model differs from its source.
-
-        Raises:
-            RopepatchError: If the files of the model cannot express it.
-        """
-        return change_of(self.method, self.source.config, self.target)
-
-    @cached_property
-    def config(self) -> Config:
-        """The configuration of the model.
-
-        Raises:
-            RopepatchError: If it is a GGUF file, which only `plan` and `extend` support.
-        """
-        if isinstance(self.source, GgufModel):
-            raise RopepatchError(
-                f"{self.source.name} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` "
-                "support",
-                hint="use the checkpoint that it was made from",
-            )
-        return self.source.config
-
-    def checkpoint(self, include: Sequence[str] = ()) -> Checkpoint:
-        """Return the checkpoint with its weights and all its files, downloaded if needed.
-
-        Raises:
-            RopepatchError: If it cannot be found, or is another than that of a model in memory.
-        """
-        _ = self.config  # no GGUF file
-        assert not isinstance(self.source, GgufModel)
-        source = self.source.complete(include)
-        if source.config.rope != self.config.rope:
-            raise changed_since(self.source.name)
-        return source
-
-    @cached_property
-    def factor(self) -> float:
-        """The scaling factor: the target length over the original one, unless the method sets another."""
-        return self.method.factor_for(self.source.config.window, self.target)
-
-    @cached_property
-    def changes(self) -> dict[str, Any]:
-        """The keys that change in config.json, or the metadata and tables of a GGUF file.
-
-        None removes one.
-        """
-        return {**self.change.keys, **self.change.tables}
-
-    @cached_property
-    def before(self) -> dict[str, Any]:
-        """The current values of the keys in `changes`, where set."""
-        return self.source.config.held(self.changes)
-
-    @cached_property
-    def rope_parameters(self) -> dict[str, Any]:
-        """The new `rope_parameters`; those of the global layers if layer types differ; empty for GGUF."""
-        if isinstance(self.source, GgufModel):
-            return {}
-        return self.config.site.of(self.change.keys["rope_parameters"])
-
-    def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of config.json after the extension."""
-        return self.config.read_from(raw).changed(self.change.keys).raw
-
-    @cached_property
-    def length_dependent(self) -> bool:
-        """Whether the saved frequencies depend on the sequence length."""
-        return self.method.length_dependent or switches(self.rope_parameters)
-
-    @cached_property
-    def patched(self) -> Change:
-        """The change of a model in memory: at the target if the frequencies depend on the length."""
-        if not self.length_dependent or not isinstance(self.method, Scaling):
-            return self.change
-        static = self.method.at(self.config.rope, self.target)
-        return scaling_change(self.config, static, self.target, static=True)
-
-    def frequencies(self) -> Frequencies:
-        """Return the frequencies of the patched model, bit-identical to those of the reloaded checkpoint."""
-        return self.patched.frequencies
-
-    @cached_property
-    def scales_only_local(self) -> bool:
-        """Whether it scales a model in which only sliding-window layers use RoPE."""
-        local = self.source.config.local_rope
-        return (
-            local is not None and not local.shared and self.method.changes_frequencies
-        )
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -423,7 +326,7 @@ def check_method(
 PUBLISHED = 32  # largest published factor of a RoPE scaling without training
 
 
-def warnings_of(plan: Plan) -> Iterator[str]:
+def warnings_of(plan: Planned) -> Iterator[str]:
     """Yield the warnings of a plan."""
     if isinstance(plan.source, GgufModel):
         yield from _of_gguf(plan, plan.source)
@@ -439,7 +342,7 @@ def warnings_of(plan: Plan) -> Iterator[str]:
     yield from _of_defaults(config)
 
 
-def _length_warnings(plan: Plan, rope: Rope) -> Iterator[str]:
+def _length_warnings(plan: Planned, rope: Rope) -> Iterator[str]:
     """Yield warnings about a method and its target length."""
     method, target, window = (
         plan.method,
@@ -476,7 +379,7 @@ def _length_warnings(plan: Plan, rope: Rope) -> Iterator[str]:
         )
 
 
-def _of_lengths(plan: Plan, config: Config, doubled: int | None) -> Iterator[str]:
+def _of_lengths(plan: Planned, config: Config, doubled: int | None) -> Iterator[str]:
     """Warn of an original length that may be another."""
     known = None if config.original_window else trained_on(config.text)
     if known:
@@ -511,7 +414,7 @@ def _other_window(config: Config) -> int | None:
 
 
 def _of_earlier_scaling(
-    plan: Plan, config: Config, doubled: int | None
+    plan: Planned, config: Config, doubled: int | None
 ) -> Iterator[str]:
     """Warn of a model whose RoPE is scaled already."""
     window, stated = config.window, config.rope_parameters
@@ -534,7 +437,7 @@ def _of_earlier_scaling(
         )
 
 
-def _made_from(plan: Plan) -> Iterator[str]:
+def _made_from(plan: Planned) -> Iterator[str]:
     """Suggest extending the model that ropepatch made this checkpoint from, which scales RoPE only once."""
     source = plan.source
     if not isinstance(source, Checkpoint) or not (source.folder / RECORD).is_file():
@@ -573,7 +476,7 @@ def _of_weights(source: Checkpoint | InMemory) -> Iterator[str]:
             yield f"{error}; the result is not compared with the source"
 
 
-def _of_architecture(plan: Plan, config: Config) -> Iterator[str]:
+def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
     """Warn of what the architecture does with the change."""
     if plan.change.frequencies.attention_factor != 1 and config.rotates_partly:
         yield "only part of each head rotates: the attention factor scales only that part of the logit"
@@ -611,7 +514,7 @@ def _of_defaults(config: Config) -> Iterator[str]:
         yield f"config.json has no rope_theta: transformers' default is {plain(config.rope.rope_theta)}"
 
 
-def _of_gguf(plan: Plan, model: GgufModel) -> Iterator[str]:
+def _of_gguf(plan: Planned, model: GgufModel) -> Iterator[str]:
     if model.rope.is_scaled:
         yield f"the model is already scaled: {plan.method.name} is applied on top of its frequencies"
     yield from _length_warnings(plan, model.rope)

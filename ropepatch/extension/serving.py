@@ -11,8 +11,9 @@ import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import converted, support_of
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
 from ropepatch.model.checkpoint import Checkpoint
@@ -22,10 +23,6 @@ from ropepatch.model.gguf import GgufModel, GgufRope
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import refuse_unknown
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
-
 
 FILE = "FILE.gguf"  # of the unchanged checkpoint
 
@@ -63,7 +60,7 @@ class Serving:
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 
-def serving(plan: Plan, engine: str) -> Serving:
+def serving(plan: Planned, engine: str) -> Serving:
     """Return how to serve a plan with vllm, sglang, llama.cpp, ollama or mlx-lm.
 
     Raises:
@@ -83,7 +80,7 @@ def serving(plan: Plan, engine: str) -> Serving:
 # The engines that read config.json
 
 
-def _vllm(plan: Plan) -> Serving:
+def _vllm(plan: Planned) -> Serving:
     # vLLM also uses the tokenizer's length, which `model_max_length` overrides.
     keys = _keys(plan, model_max_length=plan.target)
     direct = (
@@ -96,7 +93,7 @@ def _vllm(plan: Plan) -> Serving:
     )
 
 
-def _sglang(plan: Plan) -> Serving:
+def _sglang(plan: Planned) -> Serving:
     serve = "python -m sglang.launch_server --model-path"
     direct = (
         f"{serve} {_named(plan)} \\",
@@ -108,12 +105,12 @@ def _sglang(plan: Plan) -> Serving:
     )
 
 
-def _mlx_lm(plan: Plan) -> Serving:
+def _mlx_lm(plan: Planned) -> Serving:
     return _of_config("mlx-lm", "mlx-lm", plan, (), "mlx_lm.server --model DIR")
 
 
 def _of_config(
-    name: str, row: str, plan: Plan, direct: tuple[str, ...], written: str
+    name: str, row: str, plan: Planned, direct: tuple[str, ...], written: str
 ) -> Serving:
     """Return how an engine serves a plan: with options, else a written checkpoint.
 
@@ -146,7 +143,7 @@ def _of_config(
     return Serving(name, commands, why, note)
 
 
-def _keys(plan: Plan, **more: int) -> dict[str, Any]:
+def _keys(plan: Planned, **more: int) -> dict[str, Any]:
     """Return the changes of config.json, in its section for the language model."""
     keys = {
         key: value for key, value in plan.change.keys.items() if key not in LEGACY_KEYS
@@ -154,7 +151,7 @@ def _keys(plan: Plan, **more: int) -> dict[str, Any]:
     return {plan.config.section: keys} if plan.config.section else keys
 
 
-def _named(plan: Plan) -> str:
+def _named(plan: Planned) -> str:
     """Return the model as a command-line argument."""
     source = plan.source
     if isinstance(source, Checkpoint) and source.revision is None:
@@ -166,7 +163,7 @@ def _named(plan: Plan) -> str:
 # llama.cpp, and what is built on it
 
 
-def _llama_cpp(plan: Plan) -> Serving:
+def _llama_cpp(plan: Planned) -> Serving:
     model = _gguf_model(plan)
     if isinstance(model, str):
         return Serving("llama.cpp", (), model)
@@ -185,7 +182,7 @@ def _llama_cpp(plan: Plan) -> Serving:
     return _of_gguf("llama.cpp", plan, model, why, note, run)
 
 
-def _ollama(plan: Plan) -> Serving:
+def _ollama(plan: Planned) -> Serving:
     model = _gguf_model(plan)
     if isinstance(model, str):
         return Serving("ollama", (), model)
@@ -200,7 +197,7 @@ def _ollama(plan: Plan) -> Serving:
     )
 
 
-def _gguf_model(plan: Plan) -> GgufModel | str:
+def _gguf_model(plan: Planned) -> GgufModel | str:
     """Return the model of the GGUF file that is served, or why llama.cpp cannot serve the plan."""
     if isinstance(plan.source, GgufModel):
         return plan.source
@@ -217,7 +214,7 @@ def _gguf_model(plan: Plan) -> GgufModel | str:
 
 
 def _of_gguf(
-    name: str, plan: Plan, model: GgufModel, why: str, note: str, *run: str
+    name: str, plan: Planned, model: GgufModel, why: str, note: str, *run: str
 ) -> Serving:
     """Return the commands that write and run a GGUF file, if one can contain the plan."""
     if model.find_equivalent(plan.method) is None:
@@ -256,7 +253,9 @@ def _llama_server(file: str, model: GgufModel, target: int, rope: GgufRope) -> s
 # Writing the plan
 
 
-def extend_command(plan: Plan, model: str, config: Config | GgufModel, out: str) -> str:
+def extend_command(
+    plan: Planned, model: str, config: Config | GgufModel, out: str
+) -> str:
     """Return the command that writes a plan.
 
     Args:

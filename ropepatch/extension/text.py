@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ropepatch.attention import Remapping
 from ropepatch.columns import Table, as_text, columns
 from ropepatch.errors import plain, printable
+from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import Engine
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Method, bands
 
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
-
-
 WIDTH = 80  # columns of a printed plan
 ENDS = 1 << 20  # keys at each end of a band, among which are its extremes
 
 
-def plan_text(plan: Plan, engines: Iterable[Engine], warnings: Iterable[str]) -> str:
+def plan_text(plan: Planned, engines: Iterable[Engine], warnings: Iterable[str]) -> str:
     """Return what `ropepatch plan` prints."""
     config, method = plan.source.config, plan.method
     at = f" at {plan.source.revision}" if plan.source.revision else ""
@@ -49,7 +46,7 @@ def plan_text(plan: Plan, engines: Iterable[Engine], warnings: Iterable[str]) ->
 
 
 @singledispatch
-def effect_text(method: Method, plan: Plan) -> tuple[Table, str]:
+def effect_text(method: Method, plan: Planned) -> tuple[Table, str]:
     """Return a table of what a method does to the positions, and a line about it."""
     raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
 
@@ -62,7 +59,7 @@ def parameters_text(method: Method) -> str:
     return printable("".join(f", {key}={_short(value)}" for key, value in given))
 
 
-def engines_table(plan: Plan, engines: Iterable[Engine]) -> Table:
+def engines_table(plan: Planned, engines: Iterable[Engine]) -> Table:
     """Return the table of engine support."""
     kind = plan.method.stated_as(plan.rope_parameters.get("rope_type", "GGUF"))
     rows = (
@@ -73,7 +70,7 @@ def engines_table(plan: Plan, engines: Iterable[Engine]) -> Table:
 
 
 @effect_text.register(Scaling)
-def _bands(method: Scaling, plan: Plan) -> tuple[Table, str]:
+def _bands(method: Scaling, plan: Planned) -> tuple[Table, str]:
     """Return the table of frequency bands, and the line of the attention factor."""
     rope, frequencies = plan.source.config.rope, plan.frequencies()
     numbers = (
@@ -97,7 +94,7 @@ def _bands(method: Scaling, plan: Plan) -> tuple[Table, str]:
 
 
 @effect_text.register(Remapping)
-def _distances_by_band(remapping: Remapping, plan: Plan) -> tuple[Table, str]:
+def _distances_by_band(remapping: Remapping, plan: Planned) -> tuple[Table, str]:
     """Return the table of remapped distances, and the line of the length up to which they stay in range."""
     window = plan.source.config.window
     reach = remapping.reach(window)
@@ -135,7 +132,7 @@ def _span(ends: tuple[float, float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def changes_table(plan: Plan) -> Table:
+def changes_table(plan: Planned) -> Table:
     """Return one row per changed value of config.json and per key of the old and new `rope_parameters`.
 
     The older keys repeat rope_parameters and are only named.
