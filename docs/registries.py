@@ -49,8 +49,8 @@ from ropepatch.settings import (
     shipped_names,
 )
 from ropepatch.training import recipe as sections
+from ropepatch.training.adapter import Weights
 from ropepatch.training.forecast import published_config, training_cost
-from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Recipe, read_recipe
 
 PRESETS = json.loads(
@@ -300,7 +300,7 @@ def published_cost(recipe: Recipe) -> Cost | None:
     return training_cost(
         recipe,
         config,
-        Weights.of(blueprint(config), recipe),
+        Weights.of(blueprint(config), recipe.lora),
         dtype=recipe.precision or BFLOAT16,
         window=window,
         target=relative_length(recipe.to, window),

@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn
@@ -20,7 +19,6 @@ from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
 from ropepatch.cli.streams import Output, safe_streams
 from ropepatch.errors import LENGTHS, RopepatchError, is_out_of_memory
-from ropepatch.files import check_name
 
 SCALINGS = (  # options of other tools whose value is a RoPE scaling or its factor
     *(
@@ -83,8 +81,7 @@ def _run(stdout: Output) -> NoReturn:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
         _check_interpreter()
-        for word in sys.argv[1:]:
-            check_name(word)
+        _check_words(sys.argv[1:])
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
         if stdout.failure and sys.argv[1:2] and sys.argv[1] not in WRITING:
             reason = stdout.failure.strerror
@@ -127,6 +124,15 @@ def _check_interpreter() -> None:
         )
 
 
+def _check_words(words: list[str]) -> None:
+    """Raise a `RopepatchError` for a word that is not UTF-8."""
+    if not all(map(str.isascii, words)):
+        from ropepatch.files import check_name
+
+        for word in words:
+            check_name(word)
+
+
 def _exit(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
@@ -153,6 +159,8 @@ def _out_of_memory(error: BaseException) -> RopepatchError:
 
 def _usage_error(error: CycloptsError) -> RopepatchError:
     """An error of cyclopts as one line and a hint."""
+    from difflib import get_close_matches
+
     error.verbose = False
     words, _, advice = " ".join(str(error).split()).partition(". ")
     if isinstance(error, UnusedCliTokensError):

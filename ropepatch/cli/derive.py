@@ -8,19 +8,17 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import rich.box
 from cyclopts import App, Group, Parameter
 from cyclopts.help import DefaultFormatter, PanelSpec
-from docstring_parser import DocstringStyle
-from docstring_parser import parse as parse_docstring
 
 from ropepatch import HOME
 from ropepatch.errors import arguments_written, in_python
-from ropepatch.files import PACKAGE
 
 app = App(
     name="ropepatch",
@@ -36,10 +34,32 @@ app = App(
     ),
     result_action="return_value",
 )
-app.register_install_completion_command(
-    help="Install shell completion for commands, options and names."
-)
 
+
+def install_completion(
+    *,
+    shell: Literal["zsh", "bash", "fish", "powershell"] | None = None,
+    output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
+) -> None:
+    """Install shell completion for commands, options and names.
+
+    Parameters
+    ----------
+    shell
+        Shell type for completion. If not specified, attempts to auto-detect current shell.
+    output
+        Output path for the completion script. If not specified, uses shell-specific default.
+    """
+    from cyclopts.completion.install import create_install_completion_command
+
+    create_install_completion_command(app.install_completion, True)(
+        shell=shell, output=output
+    )
+
+
+app.command(install_completion, name="--install-completion")
+
+PACKAGE = Path(__file__).parents[1]
 ONLY_IN_PYTHON = {"say", "progress", "command", "card", "api", "repair"}
 POSITIONAL = {"model", "checkpoint", "name", "file"}  # also where they may be left out
 NAMES: dict[str, tuple[str, ...]] = {  # options with another name than their argument
@@ -87,116 +107,141 @@ Run = Callable[..., int | None]
 
 def command(
     group: Group, examples: str, verb: str = "", *, name: str | None = None
-) -> Callable[[Run], Run]:
+) -> Callable[[Run], Command]:
     """Make a command of a function, which gets the user's arguments for a public function (the verb).
 
     Its own arguments come last, or replace those of the verb with the same name. It returns the exit code.
     """
 
-    def register(run: Run) -> Run:
-        parameters, description, meanings = _merged(run, verb)
-        called_as = name or run.__name__
-        ordered = sorted(parameters, key=lambda one: not _is_positional(one))
-        names = {one.name: _written(one) for one in ordered}
-        signature = inspect.Signature(
-            [
-                _parameter(
-                    one, called_as, _in_options(meanings.get(one.name, ""), names)
-                )
-                for one in ordered
-            ]
-        )
-
-        def called(*arguments: Any, **options: Any) -> int | None:
-            given = signature.bind(*arguments, **options).arguments
-            with arguments_written(partial(written, names)):
-                return run(**given)
-
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__annotations__ = {
-            one.name: one.annotation for one in signature.parameters.values()
-        }
-        epilogue = f"Examples:\n{examples}"
-        app.command(
-            called,
-            name=called_as,
+    def register(run: Run) -> Command:
+        made = Command(run, verb, name or run.__name__)
+        app.command(  # by its path: cyclopts asks only the command that runs for its signature
+            f"{run.__module__}:{run.__name__}",
+            name=made.name,
             group=group,
-            help=_in_options(description, names),
-            help_epilogue=epilogue,
+            help=made.description,
+            help_epilogue=f"Examples:\n{examples}",
         )
-        return run
+        return made
 
     return register
 
 
-def _merged(run: Run, verb: str) -> tuple[list[inspect.Parameter], str, dict[str, str]]:
-    """The parameters of a command and its verb, what they do, and the meaning of each parameter."""
-    own = inspect.signature(run).parameters
-    merged: dict[str, inspect.Parameter] = {}
-    descriptions, meanings = [], dict(MEANINGS)
-    if verb:
-        of_verb, docstring = read_signature(verb)
-        merged |= {one.name: one for one in of_verb if one.name not in ONLY_IN_PYTHON}
-        descriptions.append(docstring)
-    descriptions.append(inspect.getdoc(run) or "")
-    for one in own.values():
-        if one.kind is not one.VAR_KEYWORD:
-            merged[one.name] = one
-    if merged.pop("parameters", None):  # of a method, by name
-        merged["settings"] = inspect.Parameter(
-            "settings",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation="list[str] | None",
+class Command:
+    """What cyclopts calls.
+
+    Args:
+        run: The function of the command.
+        verb: The public function that it calls; empty for none.
+        name: The command.
+    """
+
+    def __init__(self, run: Run, verb: str, name: str) -> None:
+        self.run, self.verb, self.name = run, verb, name
+
+    def __call__(self, *arguments: Any, **options: Any) -> int | None:
+        """Run the command with the words that cyclopts has parsed."""
+        given = self.__signature__.bind(*arguments, **options).arguments
+        with arguments_written(partial(written, self.names)):
+            return self.run(**given)
+
+    @property
+    def description(self) -> str:
+        """What it does: what the verb does, and what the command adds."""
+        texts = [
+            re.split(r"\n\n(?:Args|Returns|Raises):", docstring)[0]
+            for docstring in self.docstrings
+        ]
+        paragraphs = "\n\n".join(filter(None, texts)).split("\n\n")
+        joined = [" ".join(paragraph.split()) for paragraph in paragraphs]
+        return self.in_options("\n\n".join(joined))
+
+    @cached_property
+    def docstrings(self) -> list[str]:
+        """The docstrings of the verb and of the function."""
+        own = inspect.getdoc(self.run) or ""
+        return [inspect.cleandoc(source_of(self.verb)[1]), own] if self.verb else [own]
+
+    @cached_property
+    def parameters(self) -> list[inspect.Parameter]:
+        """The arguments of the verb and of the function."""
+        merged: dict[str, inspect.Parameter] = {}
+        if self.verb:
+            for one in read_parameters(self.verb):
+                if one.name not in ONLY_IN_PYTHON:
+                    merged[one.name] = one
+        for one in inspect.signature(self.run).parameters.values():
+            if one.kind is not one.VAR_KEYWORD:
+                merged[one.name] = one
+        if merged.pop("parameters", None):  # of a method, by name
+            merged["settings"] = inspect.Parameter(
+                "settings",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation="list[str] | None",
+            )
+        return sorted(merged.values(), key=lambda one: not _is_positional(one))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The arguments as typed on the command line."""
+        return {one.name: _written(one) for one in self.parameters}
+
+    def in_options(self, text: str) -> str:
+        """Return a text of a docstring with arguments as typed on the command line."""
+        return re.sub(r"`(\w+)`", lambda word: self.names.get(word[1], word[0]), text)
+
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        from docstring_parser import DocstringStyle, parse
+
+        meanings = dict(MEANINGS)
+        for docstring in self.docstrings:
+            for one in parse(docstring, DocstringStyle.GOOGLE).params:
+                meanings[one.arg_name] = " ".join((one.description or "").split())
+        return inspect.Signature(
+            [
+                _parameter(one, self.name, self.in_options(meanings.get(one.name, "")))
+                for one in self.parameters
+            ]
         )
-    parts = []
-    for docstring in descriptions:
-        parsed = parse_docstring(docstring, DocstringStyle.GOOGLE)
-        parts += [parsed.short_description, parsed.long_description]
-        meanings |= {
-            one.arg_name: " ".join((one.description or "").split())
-            for one in parsed.params
-        }
-    text = "\n\n".join(part for part in parts if part)
-    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    return list(merged.values()), "\n\n".join(paragraphs), meanings
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        parameters = self.__signature__.parameters.values()
+        return {one.name: one.annotation for one in parameters}
 
 
-def read_signature(verb: str) -> tuple[list[inspect.Parameter], str]:
-    """The parameters of a public function and its docstring, from its file."""
+def source_of(verb: str) -> tuple[str, str]:
+    """Return a public function up to its docstring, and its docstring, from its file."""
     file = PACKAGE.joinpath(*HOME[verb].split(".")[1:]).with_suffix(".py")
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    function = next(
-        node
-        for node in reversed(tree.body)
-        if isinstance(node, ast.FunctionDef) and node.name == verb
-    )
+    pattern = rf'^(def {verb}\(.*?:\n    )"""(.*?)"""$'
+    found = re.search(pattern, file.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
+def read_parameters(verb: str) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a public function."""
+    (function,) = ast.parse(f"{source_of(verb)[0]}...").body
+    assert isinstance(function, ast.FunctionDef)
     arguments = function.args
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     required = [None] * (len(arguments.args) - len(arguments.defaults))
-    found = list(
-        _parameters(arguments.args, [*required, *arguments.defaults], positional)
-    )
-    found += _parameters(
+    yield from _parameters(arguments.args, [*required, *arguments.defaults], positional)
+    yield from _parameters(
         arguments.kwonlyargs, arguments.kw_defaults, inspect.Parameter.KEYWORD_ONLY
     )
     if arguments.kwarg:
-        found.append(
-            inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD)
-        )
-    return found, ast.get_docstring(function) or ""
+        yield inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD)
 
 
 def _parameters(
-    arguments: list[ast.arg], defaults: list[ast.expr | None], kind: Any
+    arguments: list[ast.arg], defaults: Sequence[ast.expr | None], kind: Any
 ) -> Iterator[inspect.Parameter]:
     for argument, default in zip(arguments, defaults, strict=True):
-        annotation = (
-            "" if argument.annotation is None else ast.unparse(argument.annotation)
-        )
-        value = inspect.Parameter.empty
-        if default is not None:
-            value = _literal(default)
+        annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+        value = inspect.Parameter.empty if default is None else _literal(default)
         yield inspect.Parameter(
             argument.arg, kind, default=value, annotation=annotation
         )
@@ -218,13 +263,6 @@ def written(names: Mapping[str, str], name: str, value: str = "") -> str:
     if option is None and value:  # an option of another command
         option = f"--{name.replace('_', '-')}"
     return f"{option} {value}".rstrip() if option else in_python(name, value)
-
-
-def _in_options(text: str, names: Mapping[str, str]) -> str:
-    """A text of a docstring with arguments as typed on the command line."""
-    for name, option in names.items():
-        text = text.replace(f"`{name}`", option)
-    return text
 
 
 def _is_positional(one: inspect.Parameter) -> bool:

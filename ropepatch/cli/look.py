@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import webbrowser
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ import ropepatch
 from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
 from ropepatch.errors import arguments_written
-from ropepatch.files import json_text
 from ropepatch.progress import WEIGHTS, bar, no_bar, say_on_stderr, silent
 
 GROUP = Group("Inspect", sort_key=3)
@@ -53,6 +51,7 @@ def plan(
     )
     if engine is not None:
         from ropepatch.extension.serving import serving
+        from ropepatch.files import json_text
 
         served = serving(planned, engine)
         print(json_text(served.to_dict()) if as_json else served)
@@ -155,4 +154,6 @@ def explore(
     file = ropepatch.explore(model, out=out, **asked)
     print_text(out)
     if show:
+        import webbrowser
+
         webbrowser.open(file.resolve().as_uri())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,6 +50,9 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_text(text: str) -> None:
     """Print lines, escaped; on a screen, long ones are wrapped between words and indented."""
+    import shutil
+    import textwrap
+
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in (printable(line, LONGEST) for line in text.split("\n")):
         if width is None or len(line) <= width:

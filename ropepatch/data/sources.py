@@ -31,6 +31,7 @@ DATASET_ID = re.compile(
 )
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
 MAX_DOCUMENT = 2**30  # characters
+LONGEST_PATH = 4096
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
     "give a text, JSONL, CSV or Parquet file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset "
@@ -264,6 +265,34 @@ def ids_of(document: Any) -> Tensor | None:
                 ids if not len(ids) or (ids.min() >= 0 and ids.max() < 2**31) else None
             )
     return None
+
+
+def check_document(document: Any, index: int, *, texts: bool) -> str | Tensor:
+    """Return a text, or token ids [T], after checking it; without ``texts`` only token ids are allowed.
+
+    The first document must not be a file name. Later ones are not checked: they may be lines of a text.
+    """
+    if not isinstance(document, str):
+        ids = ids_of(document)
+        if ids is not None:
+            return ids
+        raise RopepatchError(
+            f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
+            hint="drop empty texts; token ids must be a list of whole numbers from 0",
+        )
+    if not texts:
+        raise RopepatchError(
+            "documents are text, but tokenizer is None",
+            hint="pass the model's tokenizer",
+        )
+    if index == 0 and len(document) < LONGEST_PATH and "\n" not in document:
+        with suppress(OSError, ValueError):  # too long for a name, or with a NUL
+            if Path(document).is_file():
+                raise RopepatchError(
+                    f"documents[{index}] is the name of a file, {document!r}: documents are texts",
+                    hint="pass its content: [Path(name).read_text()]",
+                )
+    return document
 
 
 def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import reprlib
 import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from ropepatch.data.sources import ids_of, stream_documents
+from ropepatch.data.sources import check_document, stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
 
@@ -35,7 +33,6 @@ LINE, WORD = (
     re.compile(r"(?<=\S)(?= \S)"),
 )  # where to cut a long text
 ANCHOR = "\n"  # precedes a piece, and absorbs the space that some tokenizers insert before a text
-LONGEST_PATH = 4096
 
 Bos = Literal["window", "document", "none"]  # where beginning-of-sequence tokens stand
 TextOrIds = str | Sequence[int] | Tensor
@@ -229,7 +226,8 @@ def tokenise(
             "documents must be a list of documents, got one text", hint="pass [text]"
         )
     checked = (
-        _checked(tokenizer, document, index) for index, document in enumerate(documents)
+        check_document(document, index, texts=tokenizer is not None)
+        for index, document in enumerate(documents)
     )
     prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
     while batch := take(checked, characters):
@@ -262,35 +260,6 @@ def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]
         taken.append(document)
         characters -= 1 + len(document)
     return taken
-
-
-def _checked(
-    tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, index: int
-) -> str | Tensor:
-    """Return a text, or token ids [T], after checking it.
-
-    The first document must not be a file name. Later ones are not checked: they may be lines of a text.
-    """
-    if not isinstance(document, str):
-        if (ids := ids_of(document)) is not None:
-            return ids
-        raise RopepatchError(
-            f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
-            hint="drop empty texts; token ids must be a list of whole numbers from 0",
-        )
-    if tokenizer is None:
-        raise RopepatchError(
-            "documents are text, but tokenizer is None",
-            hint="pass the model's tokenizer",
-        )
-    if index == 0 and len(document) < LONGEST_PATH and "\n" not in document:
-        with suppress(OSError, ValueError):  # too long for a name, or with a NUL
-            if Path(document).is_file():
-                raise RopepatchError(
-                    f"documents[{index}] is the name of a file, {document!r}: documents are texts",
-                    hint="pass its content: [Path(name).read_text()]",
-                )
-    return document
 
 
 def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list[int]]:

@@ -21,10 +21,11 @@ from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import finite
+from ropepatch.evaluation.intervals import Interval, Mean
+from ropepatch.evaluation.results import Row, finite
 from ropepatch.model.head import evaluating
 
-Score = dict[str, Any]
+NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 UNASKED = -1.0  # the value of RULER's tasks for lengths that were not requested
 
 
@@ -37,10 +38,8 @@ def run_tasks(
     metadata: Mapping[str, Any] | None = None,
     limit: int | None = None,
     max_length: int | None = None,
-) -> list[Score]:
-    """The scores of tasks or groups of lm-eval: rows ``{task, version, metric, value, stderr, answers, n}``.
-
-    If every document is right or wrong, ``answers`` has 1 or 0 for each.
+) -> list[Row]:
+    """The metrics of tasks or groups of lm-eval.
 
     A prompt that lm-eval would truncate raises RopepatchError. The log-likelihood of a whole document leaves
     out a beginning-of-sequence token that the tokenizer adds, which lm-eval would also score. No code of a
@@ -213,52 +212,45 @@ def _reader(
     return WholePrompts(pretrained=model, tokenizer=tokenizer, **options)
 
 
-def _rows(task: str, results: Mapping[str, Any]) -> list[Score]:
-    """The scores of a task or a group."""
+def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
+    """The rows of a task or a group, with intervals: Wilson's for a share, else from the standard error."""
     scores = results["results"][task]
+    at: dict[str, Any] = {"task": task, "version": str(results["versions"].get(task))}
     rows = []
     for key, value in scores.items():
         metric, comma, which = key.partition(",")
-        if (
-            not comma
-            or metric.endswith("_stderr")
-            or not isinstance(value, int | float)
-        ):
+        is_number = isinstance(value, int | float)
+        if not comma or metric.endswith("_stderr") or not is_number:
             continue
         samples = [
-            sample
+            sample.get(metric, UNASKED)
             for sample in results["samples"].get(task, [])
             if sample["filter"] == which
         ]
-        values = [
-            sample[metric]
-            for sample in samples
-            if sample.get(metric, UNASKED) != UNASKED
-        ]
-        n = len(values)
-        share = (
-            n > 0
-            and all(one in (0, 1) for one in values)
-            and math.isclose(value, sum(values) / n)
-        )
-        if samples and not n:
+        values = [sample for sample in samples if sample != UNASKED]
+        if samples and not values:
             continue
-        rows.append(
-            {
-                "task": task,
-                "version": str(results["versions"].get(task)),
-                "metric": metric if which == "none" else f"{metric} ({which})",
-                "value": _number(value),
-                "stderr": _number(scores.get(f"{metric}_stderr,{which}")),
-                "answers": tuple(map(float, values)) if share else (),
-                "n": n or scores.get("sample_len"),
-            }
-        )
+        name = metric if which == "none" else f"{metric} ({which})"
+        count = len(values) or scores.get("sample_len") or 0
+        error = scores.get(f"{metric}_stderr,{which}")
+        low, high = _interval(value, error, values)
+        numbers: Any = {
+            "value": finite(float(value)),
+            "low": finite(low),
+            "high": finite(high),
+        }
+        rows.append(Row(measure=name, at=at, n=count, **numbers))
     return rows
 
 
-def _number(value: object) -> float | None:
-    return finite(float(value)) if isinstance(value, int | float) else None
+def _interval(value: float, error: object, values: Sequence[Any]) -> Interval:
+    """The 95 % interval of a mean of values, NaN if unknown."""
+    if values and all(one in (0, 1) for one in values):
+        share = Mean(tuple((float(one), 1.0) for one in values), share=True)
+        if math.isclose(value, share.value):
+            return share.interval()
+    error = float(error) if isinstance(error, int | float) else math.nan
+    return value - NORMAL * error, value + NORMAL * error
 
 
 def _first_line(error: Exception) -> str:

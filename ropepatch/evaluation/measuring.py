@@ -1,11 +1,11 @@
-"""Run a suite: every task on every model, unscaled, scaled and fine-tuned; resumes after interruptions."""
+"""Measure models unscaled, scaled and fine-tuned, one result after the other; resumes after interruptions."""
 
 from __future__ import annotations
 
 import glob
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,6 +27,7 @@ from ropepatch.evaluation.results import (
     read_result,
     slug,
 )
+from ropepatch.evaluation.tasks import Data, Goal
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before, without_paths
@@ -51,31 +52,50 @@ from ropepatch.model.precision import (
     prefers_float32,
 )
 from ropepatch.processes import ALONE, Processes
-from ropepatch.progress import Progress, no_bar
+from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import Length, relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ropepatch.evaluation.suites import Suite
-    from ropepatch.evaluation.tasks import Measurement
+
+RECORDED = (  # keys of a plan in a result
+    "method",
+    "factor",
+    "parameters",
+    "target",
+    "attention_factor",
+    "inv_freq",
+)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class Machine:
+    """What measures: the processes that share the work, with the device of this one, and a precision.
+
+    Attributes:
+        processes: The processes.
+        dtype: The precision; None for the one in which a model runs fastest on the device.
+        say: Takes lines on the placement of the weights and the cost.
+    """
+
+    processes: Processes = ALONE
+    dtype: torch.dtype | None = None
+    say: Say = silent
+
+
+@dataclass(eq=False)
 class Subject:
     """A model to measure; its weights are loaded when they are needed."""
 
     name: str  # as the user gave it
     source: Checkpoint
-    # Those that share the measurements, with the device of this one
-    processes: Processes
-    # None for the one in which it runs fastest on the device
-    dtype: torch.dtype | None = None
-    say: Callable[[str], None] = lambda line: (
-        None
-    )  # takes lines on the placement of the weights
-    # The model before fine-tuning: results have its name, texts its tokenizer
-    base: Subject | None = None
+    machine: Machine
+    base: Subject | None = None  # the model before fine-tuning: results have its name
+
+    def __post_init__(self) -> None:
+        self.dtype = self.machine.dtype
 
     @property
     def trained(self) -> int:
@@ -83,26 +103,20 @@ class Subject:
         return self.source.stock.window
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer."""
-        return self.source.tokenizer if self.base is None else self.base.tokenizer
-
-    @cached_property
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
-        device = self.processes.device
+        processes = self.machine.processes
+        device = processes.device
         spread = AUTO if device == AUTO else None
         loaded = load_checkpoint(self.source, self.dtype, spread)
         if not spread:
             float32 = False
             if self.dtype is None:
                 choose = partial(prefers_float32, device=device)
-                (float32,) = self.processes.deal(
-                    [loaded], choose, lambda model: self.name
-                )
+                (float32,) = processes.deal([loaded], choose, lambda model: self.name)
             loaded = placed(loaded, device, float32=float32)
         for line in describe_placement(loaded):
-            self.say(line)
+            self.machine.say(line)
         return loaded
 
     def forget_model(self) -> None:
@@ -133,21 +147,22 @@ class Subject:
         }
 
 
-Variant = tuple[Subject, str, Plan | None]  # label and scaling
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One task on a model under one scaling."""
+    """The measurement of one result: a model under a label, and what is measured."""
 
     subject: Subject
     label: str
-    plan: (
-        Plan | None
-    )  # of a fine-tuned model, whose checkpoint has the scaling, only recorded
+    # The scaling; that of a fine-tuned model, whose checkpoint contains it, is only recorded
+    plan: Plan | None
     to: int
-    measurement: Measurement
+    data: Data
     place: str  # the beginning of its files' names: model, target and task
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its result file, without .json."""
+        return f"{self.place}-{slug(self.label)}"
 
     def patched(self) -> AbstractContextManager[Any]:
         """A context manager in which its model is scaled."""
@@ -155,33 +170,21 @@ class Job:
             return nullcontext()
         return put(self.subject.model, self.plan)
 
-    @property
-    def name(self) -> str:
-        """The name of its result file, without .json."""
-        return f"{self.place}-{slug(self.label)}"
-
     @cached_property
     def request(self) -> dict[str, Any]:
         """The parts of its result known before the measurement, without paths of this machine."""
-        record = None if self.plan is None else self.plan.to_dict()
-        keys = (
-            "method",
-            "factor",
-            "parameters",
-            "target",
-            "attention_factor",
-            "inv_freq",
-        )
+        scaling = None
+        if self.plan is not None:
+            record = self.plan.to_dict()
+            scaling = {key: record[key] for key in RECORDED}
         request: dict[str, Any] = as_read(
             {
-                "task": self.measurement.task.name,
+                "task": self.data.task,
                 "label": self.label,
                 "model": self.subject.record,
-                "scaling": None
-                if record is None
-                else {key: record[key] for key in keys},
+                "scaling": scaling,
                 "target": self.to,
-                "parameters": self.measurement.parameters,
+                "parameters": self.data.parameters,
             }
         )
         return {key: without_paths(value) for key, value in request.items()}
@@ -194,10 +197,8 @@ def measure(
     out: Path | None = None,
     revision: str | None = None,
     original: Length | None = None,
-    processes: Processes = ALONE,
-    dtype: torch.dtype | None = None,
+    machine: Machine = Machine(),  # frozen
     progress: Progress = no_bar,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
     """Yield the results of a suite; those that ``out`` already contains are not measured again.
 
@@ -211,17 +212,15 @@ def measure(
     jobs: list[Job] = []
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
-        subject = Subject(name, found.complete(), processes, dtype, say)
-        for to in dict.fromkeys(
-            relative_length(length, subject.trained) for length in suite.to
-        ):
+        subject = Subject(name, found.complete(), machine)
+        targets = [relative_length(length, subject.trained) for length in suite.to]
+        for to in dict.fromkeys(targets):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
                 plans[method.label] = plan_method(
                     subject.source, method.name, method.parameters, to
                 )
-            variants = [(subject, label, plan) for label, plan in plans.items()]
-            jobs += _jobs(prepare_tasks(suite, subject.source, to), variants, to)
+            jobs += _jobs(_prepared(suite, subject.source, to), subject, plans, to)
     return _resumed(jobs, out, progress)
 
 
@@ -232,144 +231,126 @@ def measure_extension(
     *,
     label: str = "fine-tuned",
     out: Path | None = None,
-    processes: Processes = ALONE,
-    dtype: torch.dtype | None = None,
+    machine: Machine = Machine(),  # frozen
     progress: Progress = no_bar,
-    say: Callable[[str], None] = lambda line: None,
-    measurements: Mapping[str, Measurement] | None = None,
 ) -> Iterator[Result]:
     """Yield the results of one extension: of the unchanged model, the patched one, and the fine-tuned one.
 
     All use the same texts, lengths and prompts, prepared for the unchanged model and the target of the plan.
     Only the tasks of the suite are used. Results from before the training are not measured again. The
-    checkpoint ``fine_tuned``, called ``label``, was trained under the plan. ``measurements`` are the prepared
-    tasks, if they exist. See `measure`.
+    checkpoint ``fine_tuned``, called ``label``, was trained under the plan. See `measure`.
     """
-    subject = Subject(plan.source.name, plan.checkpoint(), processes, dtype, say)
-    variants: list[Variant] = [
-        (subject, BASELINE, None),
-        (subject, plan.method.name, plan),
-    ]
+    subject, to = Subject(plan.source.name, plan.checkpoint(), machine), plan.target
+    prepared = _prepared(suite, subject.source, to)
+    jobs = _jobs(prepared, subject, {BASELINE: None, plan.method.name: plan}, to)
     if fine_tuned is not None:
-        after = replace(
-            subject, source=Checkpoint.find(fine_tuned, weights=True), base=subject
-        )
-        if after.source.config.frequencies.distance(plan.change.frequencies):
+        source = Checkpoint.find(fine_tuned, weights=True)
+        if source.config.frequencies.distance(plan.change.frequencies):
             raise RopepatchError(
-                f"{fine_tuned} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
+                f"{fine_tuned} does not have the frequencies of {plan.method.name} to {to} tokens",
                 hint="pass the checkpoint that this plan produced",
             )
-        variants.append((after, label, plan))
-    prepared = measurements or prepare_tasks(suite, subject.source, plan.target)
-    return _resumed(_jobs(prepared, variants, plan.target), out, progress)
+        after = Subject(plan.source.name, source, machine, base=subject)
+        jobs += _jobs(prepared, after, {label: plan}, to)
+    return _resumed(jobs, out, progress)
 
 
-def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measurement]:
-    """The prepared tasks of a suite for one model and target, by the prefix of their file names."""
+def _prepared(suite: Suite, source: Checkpoint, to: int) -> dict[str, Data]:
+    """The data of a suite for one model and target, by the prefix of their file names."""
+    stock = source.stock
+    goal = Goal(source.name, source.tokenizer, stock.window, to, stock.model_type)
     seen: Counter[str] = Counter()
-    measurements: dict[str, Measurement] = {}
+    data = {}
     for task in suite.tasks:
         seen[task.name] += 1
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
-        place = "-".join(
-            map(
-                slug, (Path(source.name).name, short_length(to), f"{task.name}{number}")
-            )
-        )
-        measurements[place] = task.prepare(
-            source.name,
-            source.tokenizer,
-            trained=source.stock.window,
-            to=to,
-            family=source.stock.model_type,
-        )
-    return measurements
+        parts = Path(source.name).name, short_length(to), f"{task.name}{number}"
+        data["-".join(map(slug, parts))] = task.prepare(goal)
+    return data
 
 
 def _jobs(
-    measurements: Mapping[str, Measurement], variants: Sequence[Variant], to: int
+    prepared: Mapping[str, Data],
+    subject: Subject,
+    plans: Mapping[str, Plan | None],
+    to: int,
 ) -> list[Job]:
-    """Every task on every variant of one model, ordered so that weights are loaded once."""
+    """Everything prepared, on one model under every plan."""
     return [
-        Job(subject, label, plan, to, measurement, place)
-        for _, group in groupby(variants, key=lambda variant: variant[0])
-        for alike in [list(group)]
-        for place, measurement in measurements.items()
-        for subject, label, plan in alike
+        Job(subject, label, plan, to, data, place)
+        for place, data in prepared.items()
+        for label, plan in plans.items()
     ]
 
 
 def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
     """The results of the jobs, after all checks that are possible in advance."""
-    floors = dict.fromkeys(f"{job.place}-{FLOOR}" for job in jobs)
-    for name, count in Counter([*floors, *(job.name for job in jobs)]).items():
+    names = Counter(job.name for job in jobs)
+    names.update({f"{job.place}-{FLOOR}" for job in jobs})
+    for name, count in names.items():
         if count > 1:
             raise RopepatchError(
                 f"two results would be called {name}",
                 hint="use different names for models and labels",
             )
-    earlier = (
-        {}
-        if out is None
-        else {job.name: _earlier(job, out / f"{job.name}.json") for job in jobs}
-    )
-    return _run(jobs, earlier, _precisions(jobs, earlier, out), out, progress)
-
-
-def _precisions(
-    jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None
-) -> dict[str, str]:
-    """The dtype of earlier results, by model; refuses several dtypes for one model."""
-    found: dict[str, str] = {}
+    earlier: dict[str, Result] = {}
+    precisions: dict[str, str] = {}  # by the name of the model
     for job in jobs:
-        result = earlier.get(job.name)
-        dtype = result and result.env.get("dtype")
-        if dtype and (first := found.setdefault(job.subject.name, dtype)) != dtype:
+        result = None if out is None else _earlier(job, out / f"{job.name}.json")
+        if result is None:
+            continue
+        earlier[job.name] = result
+        dtype = str(result.env.get("dtype"))
+        first = precisions.setdefault(job.subject.name, dtype)
+        if dtype != first:
             raise RopepatchError(
                 f"{out} contains results of {job.subject.name} in two precisions, {first} and {dtype}",
                 hint=f"choose another {argument('out')}, or remove those of one precision",
             )
-    return found
+    return _run(jobs, earlier, precisions, out, progress)
 
 
 def _run(
     jobs: list[Job],
-    earlier: Mapping[str, Result | None],
+    earlier: Mapping[str, Result],
     precisions: dict[str, str],
     out: Path | None,
     progress: Progress,
 ) -> Iterator[Result]:
+    """Measure job by job; a model is loaded once, and freed before the next."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     for subject, group in groupby(jobs, key=lambda job: job.subject):
-        own = list(group)
-        if subject.dtype is None and (dtype := precisions.get(subject.name)):
+        dtype = precisions.get(subject.name)
+        if subject.dtype is None and dtype is not None:
             # Differences between precisions must not look like differences between methods.
-            subject = replace(subject, dtype=known_dtype(dtype.removeprefix("torch.")))
-            own = [replace(job, subject=subject) for job in own]
-        ahead = [job for job in own if not earlier.get(job.name)]
+            subject.dtype = known_dtype(dtype.removeprefix("torch."))
+        of_subject = list(group)
+        ahead = [job for job in of_subject if job.name not in earlier]
         if ahead:
-            mapped = [
-                job
-                for job in ahead
-                if job.plan and isinstance(job.plan.method, Remapping)
-            ]
-            with (
-                mapped[0].patched() if mapped else nullcontext()
-            ):  # raises its errors before the first job
-                pass
-            if cost := forecast(subject.model, [job.measurement for job in ahead]):
-                subject.say(f"to measure: {cost}")
+            _check_remappings(ahead)
+            cost = forecast(subject.model, [job.data for job in ahead])
+            if cost is not None:
+                subject.machine.say(f"to measure: {cost}")
             precisions.setdefault(subject.name, str(subject.model.dtype))
-        for job in own:
-            if job.plan is None and (floor := job.measurement.floor) is not None:
-                result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})
+        for job in of_subject:
+            if job.plan is None and job.data.floor is not None:
+                request = job.request | {"label": FLOOR}
+                result = Result(**request, rows=job.data.floor, env={})
                 yield _written(result, out, f"{job.place}-{FLOOR}", subject)
             yield earlier.get(job.name) or _measured(job, out, progress)
-            if out is not None and subject.processes.first:
+            if out is not None and subject.machine.processes.first:
                 for folder in out.glob(_partial(glob.escape(job.name), "?" * 16)):
                     remove(folder)
         subject.forget_model()
+
+
+def _check_remappings(jobs: Sequence[Job]) -> None:
+    """Raise the error of a position remapping that the model does not support, before the first job."""
+    for job in jobs:
+        if job.plan is not None and isinstance(job.plan.method, Remapping):
+            with job.patched():
+                return
 
 
 def _earlier(job: Job, file: Path) -> Result | None:
@@ -379,8 +360,9 @@ def _earlier(job: Job, file: Path) -> Result | None:
     result, settings = read_result(file), job.request
     earlier = {key: identity(getattr(result, key)) for key in settings}
     now = {key: identity(value) for key, value in settings.items()}
-    if (dtype := job.subject.dtype) and result.env.get("dtype") != str(dtype):
-        earlier["dtype"], now["dtype"] = result.env.get("dtype"), str(dtype)
+    if job.subject.dtype is not None:
+        earlier["dtype"] = result.env.get("dtype")
+        now["dtype"] = str(job.subject.dtype)
     check_resumed(
         f"{file} was measured with other settings",
         earlier,
@@ -391,28 +373,19 @@ def _earlier(job: Job, file: Path) -> Result | None:
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    subject, label = job.subject, job.label
-    model = subject.model
+    model = job.subject.model
     env = environment(model)
     # Never resume with other settings, weights or versions.
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)
     began = time.perf_counter()
-    length = max(job.measurement.reads or [job.to])
-    with (
-        job.patched(),
-        progress(
-            f"{job.measurement.task.name}, {label}, {short_length(length)}"
-        ) as advance,
-    ):
-        rows = job.measurement.run(model, subject.tokenizer, keep, advance)
+    length = short_length(max(job.data.reads or [job.to]))
+    bar = progress(f"{job.data.task}, {job.label}, {length}")
+    with job.patched(), bar as advance:
+        rows = job.data.measure(model, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
-    return _written(
-        Result(**job.request, rows=rows, env=env, seconds=seconds),
-        out,
-        job.name,
-        subject,
-    )
+    result = Result(**job.request, rows=rows, env=env, seconds=seconds)
+    return _written(result, out, job.name, job.subject)
 
 
 def _partial(name: str, digest: str) -> str:
@@ -421,25 +394,22 @@ def _partial(name: str, digest: str) -> str:
 
 
 def _written(result: Result, out: Path | None, name: str, subject: Subject) -> Result:
-    if out is not None and subject.processes.first:
+    if out is not None and subject.machine.processes.first:
         result.write(out / f"{name}.json")
     return result
 
 
-def forecast(
-    model: PreTrainedModel, measurements: Sequence[Measurement]
-) -> Cost | None:
+def forecast(model: PreTrainedModel, data: Sequence[Data]) -> Cost | None:
     """Estimate the cost of measurements on a device like the model's; None if their lengths are unknown."""
     rows = Counter[int]()
-    for measurement in measurements:
-        rows.update(measurement.reads or ())
+    for one in data:
+        rows.update(one.reads or {})
     if not rows:
         return None
     config, weights = text_config(model.config), num_parameters(model)
-    operations = sum(
-        count * forward_operations(config, weights, length)
-        for length, count in rows.items()
-    )
+    operations = 0
+    for length, count in rows.items():
+        operations += count * forward_operations(config, weights, length)
     kind, size = kind_of(model.device.type), model.dtype.itemsize
     held = weights * size + forward_bytes(config, max(rows), size, cached=True)
     return Cost(

@@ -125,6 +125,11 @@ class Retrieval:
             length, kind, (0, 1), lambda answer: answer.log_prob, share=False
         )
 
+    def depths(self, length: int, kind: str) -> list[float]:
+        """The depths of the needles of a kind at a length."""
+        asked = [a for a in self.answers if (a.length, a.kind) == (length, kind)]
+        return [answer.depth for answer in asked]
+
     def effective_length(self, threshold: float = THRESHOLD) -> int | None:
         """The greatest length up to which each kind has at least this accuracy; None if there is none.
 

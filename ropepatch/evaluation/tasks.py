@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, islice, product
 from pathlib import Path
@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.data.haystack import KINDS, Haystacks
+from ropepatch.data.haystack import KINDS, Haystack, Haystacks
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import (
     Bos,
@@ -40,7 +40,7 @@ from ropepatch.evaluation.results import (
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
-from ropepatch.progress import Advance, passes
+from ropepatch.progress import Advance, passes, unseen
 from ropepatch.settings import (
     Count,
     Length,
@@ -67,29 +67,57 @@ BEGINNINGS: dict[Bos, str] = {
 }
 DEPTHS = 5  # bins of depth in a figure
 DOCUMENTS = 64  # of a text, at most, for prompts
-NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 
 
-@dataclass(frozen=True, eq=False)
-class Measurement:
-    """A task prepared for one model and one target length.
+@dataclass(frozen=True)
+class Goal:
+    """What a task is prepared for: a model by its name, its tokenizer, and lengths in tokens.
 
-    Args:
-        task: Its settings.
-        parameters: All settings that determine the measurement, for the result.
-        run: Returns the rows of the result. It takes the model; its tokenizer; a folder from which an
-            interrupted measurement resumes, or None; and a callback of (done, total).
+    Attributes:
+        model: The name of the model.
+        tokenizer: Its tokenizer.
+        trained: Its original length.
+        to: The target length.
+        family: Its model type.
+    """
+
+    model: str
+    tokenizer: PreTrainedTokenizerBase
+    trained: int
+    to: int
+    family: str = ""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Data:
+    """What a task measures, made and checked before a model is loaded, and the same for all models.
+
+    Attributes:
+        task: The name of the task.
+        parameters: All settings that determine the measurement, with the digest of its content.
         floor: The rows of the floor, the least possible loss, if it is known.
         reads: The number of sequences by their length in tokens; None if unknown.
     """
 
-    task: Task
+    task: str
     parameters: Mapping[str, Any]
-    run: Callable[
-        [PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]
-    ]
     floor: list[Row] | None = None
-    reads: Mapping[int, float] | None = None
+    reads: Mapping[int, int] | None = None
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        keep: Path | None = None,
+        advance: Advance = unseen,
+    ) -> list[Row]:
+        """Measure a model.
+
+        Args:
+            model: On its device, patched or not.
+            keep: A folder from which an interrupted measurement resumes.
+            advance: A callback of (done, total).
+        """
+        raise NotImplementedError
 
 
 class Task(Settings):
@@ -101,19 +129,8 @@ class Task(Settings):
         tuple[str, ...]
     ] = ()  # parameters that identify a measurement, quoted in summaries
 
-    def prepare(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trained: int,
-        to: int,
-        family: str = "",
-    ) -> Measurement:
-        """Prepare the task for a model of original length ``trained`` and target length ``to``, in tokens.
-
-        ``family`` is its model type.
-        """
+    def prepare(self, goal: Goal) -> Data:
+        """Make and check the data for a model and a target length."""
         raise NotImplementedError
 
     def with_text(self, text: str, field: str, split: str) -> Task:
@@ -160,19 +177,19 @@ def doublings(trained: int, to: int) -> list[int]:
     return lengths
 
 
-def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[int]:
+def resolved(lengths: Sequence[Length] | None, goal: Goal) -> list[int]:
     """The lengths of a task in tokens, ascending; doublings up to the target length if it sets none."""
     if lengths is None:
-        return doublings(trained, to)
-    tokens = sorted({relative_length(length, trained) for length in lengths})
+        return doublings(goal.trained, goal.to)
+    tokens = sorted({relative_length(length, goal.trained) for length in lengths})
     if tokens[0] < 2:
         raise RopepatchError(
             f"lengths must be at least 2 tokens, got {tokens[0]}",
             hint="the first is never scored",
         )
-    if tokens[-1] > to:
+    if tokens[-1] > goal.to:
         raise RopepatchError(
-            f"lengths go to {tokens[-1]}, beyond the target length of {to}",
+            f"lengths go to {tokens[-1]}, beyond the target length of {goal.to}",
             hint=argument("to", tokens[-1]),
         )
     return tokens
@@ -228,83 +245,31 @@ class PerplexityTask(Task):
                 "gain cannot be combined with stride", hint="leave one of them out"
             )
 
-    def prepare(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trained: int,
-        to: int,
-        family: str = "",
-    ) -> Measurement:
+    def prepare(self, goal: Goal) -> Texts:
         """Prepare the text as token ids, in pieces of one length."""
-        bos = self.bos or bos_of(family, tokenizer)
-        lengths = resolved(self.lengths, trained, to)
+        bos = self.bos or bos_of(goal.family, goal.tokenizer)
+        lengths = resolved(self.lengths, goal)
         if self.stride is not None and self.lengths is None:
-            lengths = [length for length in lengths if length > self.stride] or lengths[
-                -1:
-            ]
+            longer = [length for length in lengths if length > self.stride]
+            lengths = longer or lengths[-1:]
         check_windows(lengths[0] if self.stride else None, self.stride)
         size = 2 * lengths[-1] if self.stride else lengths[-1]
-        tales = [] if self.text is not None else self._tales(model, tokenizer, size)
-        pieces = [(number, tale.ids) for number, tale in enumerate(tales)]
-        if self.text is not None:
-            pieces = self._pieces(self.text, tokenizer, size, bos)
+        tales: list[Tale] = []
+        if self.text is None:
+            tales = self._tales(goal, size)
+            pieces = [(number, tale.ids) for number, tale in enumerate(tales)]
+        else:
+            pieces = self._pieces(self.text, goal.tokenizer, size, bos)
         documents, ids = zip(*pieces, strict=True)
-        # Also the original length, for the short-context cost.
-        known = sorted({*lengths, *([trained] if trained < lengths[-1] else [])})
-        edges = _edges(trained, lengths[-1])
-
-        def of_one_pass(curve: LossCurve) -> list[Row]:
-            return rows_by_length(curve, known) + rows_by_position(curve, edges)
-
-        # Window and stride of each pass over the text.
-        limits: list[tuple[int | None, int | None]] = [(None, None)]
+        ways: list[tuple[int | None, int | None]] = [(None, None)]
         if self.stride is not None:
-            limits = [(length, self.stride) for length in lengths]
-        elif self.gain and size > trained:
-            limits.append((trained, max(1, trained // 2)))
+            ways = [(length, self.stride) for length in lengths]
+        elif self.gain and size > goal.trained:
+            ways.append((goal.trained, max(1, goal.trained // 2)))
         sizes = [
-            [len(window.ids) for piece in ids for window in windows(0, piece, *limit)]
-            for limit in limits
+            [len(window.ids) for piece in ids for window in windows(0, piece, *way)]
+            for way in ways
         ]
-
-        def read(
-            model: Any, keep: Path | None, advances: Iterator[Advance]
-        ) -> list[LossCurve]:
-            """The loss curve of each pass."""
-            curves = []
-            for (window, stride), advance in zip(limits, advances, strict=False):
-                options: dict[str, Any] = {
-                    "keep": keep,
-                    "split": True,
-                    "progress": advance,
-                }
-                options |= {
-                    "bos": False,
-                    "first": tokenizer.bos_token_id if bos == "window" else None,
-                }
-                curve = perplexity(
-                    model, None, ids, window=window, stride=stride, **options
-                )
-                curves.append(curve.of_documents(documents))
-            return curves
-
-        def run(
-            model: Any, tokenizer: Any, keep: Path | None, advance: Advance
-        ) -> list[Row]:
-            curves = read(model, keep, passes(advance, [*map(sum, sizes)]))
-            if self.stride is not None:
-                losses = [curve.between(0, size) for curve in curves]
-                at = zip(lengths, losses, strict=True)
-                return rows_of([("loss", {"length": size}, loss) for size, loss in at])
-            curve, *limited = curves
-            if not limited:
-                return of_one_pass(curve)
-            beyond = [edge for edge in edges if edge >= trained]
-            gained = rows_by_position(curve.gain_over(*limited), beyond, "gain")
-            return of_one_pass(curve) + gained
-
         parameters = self.model_dump() | {
             "text": self.text or TALES,
             "bos": bos,
@@ -313,10 +278,21 @@ class PerplexityTask(Task):
             "tokens": sum(map(len, ids)),
             "digest": digest(ids),
         }
+        texts = Texts(
+            task=self.name,
+            parameters=parameters,
+            reads=Counter(chain(*sizes)),
+            ids=ids,
+            documents=documents,
+            trained=goal.trained,
+            ways=ways,
+            sizes=[*map(sum, sizes)],
+            first=goal.tokenizer.bos_token_id if bos == "window" else None,
+        )
+        if not tales or self.stride is not None:
+            return texts
         exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-        floor = of_one_pass(exact) if tales and not self.stride else None
-        reads = Counter(chain(*sizes))
-        return Measurement(self, parameters, run, floor, reads)
+        return replace(texts, floor=texts.rows(exact))
 
     def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
         """The task with another text."""
@@ -326,18 +302,15 @@ class PerplexityTask(Task):
         """The task with at most ``limit`` windows, or documents if they are not joined."""
         return self.at_most("windows" if self.documents is None else "documents", limit)
 
-    def _tales(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, size: int
-    ) -> list[Tale]:
-        check_text(self.text, model)
+    def _tales(self, goal: Goal, size: int) -> list[Tale]:
+        check_text(self.text, goal.model)
         if self.bos == "none":
             raise RopepatchError(
                 "the stories of tiny need bos, its beginning-of-sequence token",
                 hint=f"add {argument('text')}",
             )
-        return held_out_tales(
-            tokenizer, length=size, count=self.documents or self.windows or 24
-        )
+        count = self.documents or self.windows or 24
+        return held_out_tales(goal.tokenizer, length=size, count=count)
 
     def _pieces(
         self, text: str, tokenizer: PreTrainedTokenizerBase, size: int, bos: Bos
@@ -349,12 +322,10 @@ class PerplexityTask(Task):
                 tokenizer, documents, length=size, count=self.windows, bos=bos
             )
             return [(document, torch.tensor(window)) for document, window in joined]
-        options: dict[str, Any] = {
-            "length": size,
-            "count": self.documents,
-            "bos": bos != "none",
-        }
-        return list(enumerate(first_documents(tokenizer, documents, **options)))
+        cut = first_documents(
+            tokenizer, documents, length=size, count=self.documents, bos=bos != "none"
+        )
+        return list(enumerate(cut))
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -369,10 +340,73 @@ class PerplexityTask(Task):
         return " ".join(words)
 
 
-def _edges(trained: int, end: int) -> list[int]:
-    """The edges of position bins: half octaves around the original length, from an eighth of it."""
-    marks = {round(trained * 2 ** (half / 2)) for half in range(-6, 100)}
-    return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Texts(Data):
+    """Pieces of text of one length.
+
+    Attributes:
+        ids: The token ids [T] of each piece.
+        documents: The document of each piece, the cluster of intervals.
+        trained: The original length of the model in tokens.
+        ways: The window and the stride of each pass over the text; None for one pass over each piece.
+        sizes: The number of tokens of each pass.
+        first: A token that begins each window, if any.
+    """
+
+    ids: Sequence[Tensor]
+    documents: Sequence[int]
+    trained: int
+    ways: Sequence[tuple[int | None, int | None]]
+    sizes: Sequence[int]
+    first: int | None
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        keep: Path | None = None,
+        advance: Advance = unseen,
+    ) -> list[Row]:
+        """The loss by length and by position, and the gain; of sliding windows only the loss by length."""
+        curves = []
+        for way, part in zip(self.ways, passes(advance, self.sizes), strict=True):
+            curve = perplexity(
+                model,
+                None,
+                self.ids,
+                window=way[0],
+                stride=way[1],
+                bos=False,
+                first=self.first,
+                keep=keep,
+                split=True,
+                progress=part,
+            )
+            curves.append(curve.of_documents(self.documents))
+        if self.parameters["stride"] is not None:
+            losses = [curve.between(0, len(self.ids[0])) for curve in curves]
+            at = [{"length": window} for window, _ in self.ways]
+            return rows_of([("loss", *one) for one in zip(at, losses, strict=True)])
+        curve, *limited = curves
+        rows = self.rows(curve)
+        if limited:
+            beyond = [edge for edge in self._edges if edge >= self.trained]
+            rows += rows_by_position(curve.gain_over(*limited), beyond, "gain")
+        return rows
+
+    def rows(self, curve: LossCurve) -> list[Row]:
+        """The losses of one pass by length, and by position."""
+        lengths = {*self.parameters["lengths"]}
+        if self.trained < max(lengths):
+            lengths.add(self.trained)  # for the short-context cost
+        by_length = rows_by_length(curve, sorted(lengths))
+        return by_length + rows_by_position(curve, self._edges)
+
+    @property
+    def _edges(self) -> list[int]:
+        """The edges of position bins: half octaves around the original length, from an eighth of it."""
+        end = self.parameters["lengths"][-1]
+        marks = {round(self.trained * 2 ** (half / 2)) for half in range(-6, 100)}
+        return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
 
 
 def check_text(text: str | None, model: str | None) -> None:
@@ -437,56 +471,31 @@ class RetrievalTask(Task):
                 f"kinds must differ, got {list(self.kinds)}", hint="leave one out"
             )
 
-    def prepare(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trained: int,
-        to: int,
-        family: str = "",
-    ) -> Measurement:
+    def prepare(self, goal: Goal) -> Prompts:
         """Prepare the prompts, at the lengths that have room for the keys."""
-        keys = self.keys or (1 if model == "tiny" else 8)
-        texts = None
-        if self.text is not None:
-            documents = stream_documents(self.text, field=self.field, split=self.split)
-            texts = [
-                document
-                for document in islice(documents, DOCUMENTS)
-                if isinstance(document, str)
-            ]
-            if not texts:
-                raise RopepatchError(
-                    f"{self.text} contains token ids, expected text",
-                    hint="use a text, or leave it out",
-                )
+        keys = self.keys or (1 if goal.model == "tiny" else 8)
         count = self.haystacks or (20 if keys == 1 else 10)
-        wanted = resolved(self.lengths, trained, to)
+        wanted = resolved(self.lengths, goal)
         settings: dict[str, Any] = {
             "lengths": wanted,
             "count": min(count, self._limit or count),
             "keys": keys,
             "seed": self.seed,
-            "texts": texts,
-            "chat": chat_parts(tokenizer) if self.form == "chat" else ("", " "),
+            "texts": self._texts(),
+            "chat": chat_parts(goal.tokenizer) if self.form == "chat" else ("", " "),
         }
-        kinds, left_out = (
-            self.kinds or (("passkey",) if keys == 1 else None),
-            dict[str, str](),
-        )
-        if (
-            kinds is None
-        ):  # those that fit into the original length; others would not count
-            most = (
-                wanted[0]
-                if self.lengths
-                else max((n for n in wanted if n <= trained), default=wanted[0])
-            )
-            plan, left_out = Haystacks.by_default(tokenizer, most, **settings)
+        kinds = self.kinds or (("passkey",) if keys == 1 else None)
+        left_out: dict[str, str] = {}
+        if kinds is None:
+            within = wanted[0]
+            if (
+                not self.lengths
+            ):  # kinds that do not fit into the original length would not count
+                within = max((n for n in wanted if n <= goal.trained), default=within)
+            plan, left_out = Haystacks.by_default(goal.tokenizer, within, **settings)
         else:
             plan = Haystacks(**settings, kinds=kinds)
-        lengths, haystacks, error = plan.feasible(tokenizer)
+        lengths, haystacks, error = plan.feasible(goal.tokenizer)
         if error is not None and (self.lengths is not None or not lengths):
             raise error
         parameters = self.model_dump() | {
@@ -495,19 +504,27 @@ class RetrievalTask(Task):
             "keys": keys,
             "kinds": list(plan.kinds),
             "digest": digest(haystack.ids for haystack in haystacks),
-            **({"left_out": left_out} if left_out else {}),
         }
-
-        def run(
-            model: Any, tokenizer: Any, keep: Path | None, advance: Advance
-        ) -> list[Row]:
-            return retrieval_rows(
-                ask(model, haystacks, keep=keep, split=True, progress=advance)
-            )
-
+        if left_out:
+            parameters["left_out"] = left_out
         # And up to one whole prompt per length, as a check.
         reads = dict.fromkeys(lengths if keys == 1 else lengths[-1:], plan.count + 1)
-        return Measurement(self, parameters, run, reads=reads)
+        return Prompts(
+            task=self.name, parameters=parameters, reads=reads, haystacks=haystacks
+        )
+
+    def _texts(self) -> list[str] | None:
+        """The first documents of the text around the keys."""
+        if self.text is None:
+            return None
+        documents = stream_documents(self.text, field=self.field, split=self.split)
+        texts = [one for one in islice(documents, DOCUMENTS) if isinstance(one, str)]
+        if not texts:
+            raise RopepatchError(
+                f"{self.text} contains token ids, expected text",
+                hint="use a text, or leave it out",
+            )
+        return texts
 
     def limited(self, limit: int) -> Task:
         """The task with at most ``limit`` prompts."""
@@ -535,6 +552,23 @@ class RetrievalTask(Task):
         return " ".join(filter(None, words))
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prompts(Data):
+    """Long prompts with their questions."""
+
+    haystacks: Sequence[Haystack]
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        keep: Path | None = None,
+        advance: Advance = unseen,
+    ) -> list[Row]:
+        """The accuracy and the log-prob by kind and length, and the accuracy by depth."""
+        found = ask(model, self.haystacks, keep=keep, split=True, progress=advance)
+        return retrieval_rows(found)
+
+
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:
     """The accuracy and the log-prob by kind and length, and the accuracy by depth.
 
@@ -545,21 +579,17 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
         places: list[dict[str, Any]] = [{"kind": kind, "length": length}]
         if len(retrieval.kinds) == 1:
             places.insert(0, {"length": length})
-        found, log_prob = (
-            retrieval.found(length, kind),
-            retrieval.log_prob(length, kind),
-        )
+        found = retrieval.found(length, kind)
+        log_prob = retrieval.log_prob(length, kind)
         for at in places:
             measured += [("found", at, found), ("log_prob", at, log_prob)]
-        asked = [
-            a.depth for a in retrieval.answers if (a.length, a.kind) == (length, kind)
-        ]
+        depths = retrieval.depths(length, kind)
         for number in range(DEPTHS):
-            depths = number / DEPTHS, (number + 1) / DEPTHS
-            if any(depths[0] < depth <= depths[1] for depth in asked):
-                at_depth = places[0] | {"depth": round(sum(depths) / 2, 3)}
-                found = retrieval.found(length, kind, depths)
-                measured.append(("found", at_depth, found))
+            low, high = number / DEPTHS, (number + 1) / DEPTHS
+            if any(low < depth <= high for depth in depths):
+                at = places[0] | {"depth": round((low + high) / 2, 3)}
+                found = retrieval.found(length, kind, (low, high))
+                measured.append(("found", at, found))
     return rows_of(measured)
 
 
@@ -588,16 +618,8 @@ class LmEvalTask(Task):
     metadata: dict[str, Any] = Field(default_factory=dict)
     limit: Count | None = None
 
-    def prepare(
-        self,
-        model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        trained: int,
-        to: int,
-        family: str = "",
-    ) -> Measurement:
-        """Prepare the metadata of the tasks."""
+    def prepare(self, goal: Goal) -> Documents:
+        """Check the names of the tasks, and prepare their metadata."""
         if find_spec("lm_eval") is None:
             raise RopepatchError(
                 "tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"'
@@ -610,36 +632,16 @@ class LmEvalTask(Task):
         from ropepatch.evaluation.harness import check_tasks
 
         check_tasks(self.tasks, shipped("eval/tasks"))
-        metadata = {"max_seq_lengths": [to]} | self.metadata
-        parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
+        metadata = {"max_seq_lengths": [goal.to]} | self.metadata
+        parameters = self.model_dump() | {"metadata": metadata, "max_length": goal.to}
         if "text" in metadata:
             place = {
                 key: metadata[key] for key in ("field", "split") if key in metadata
             }
             parameters["digest"] = text_digest(stream_texts(metadata["text"], **place))
-
-        def run(
-            model: Any, tokenizer: Any, keep: Path | None, advance: Advance
-        ) -> list[Row]:
-            from ropepatch.evaluation.harness import run_tasks
-
-            options: dict[str, Any] = {
-                "metadata": metadata,
-                "limit": self.limit,
-                "max_length": to,
-            }
-            return [
-                _row(score)
-                for score in run_tasks(
-                    model,
-                    tokenizer,
-                    self.tasks,
-                    include_path=shipped("eval/tasks"),
-                    **options,
-                )
-            ]
-
-        return Measurement(self, parameters, run)
+        return Documents(
+            task=self.name, parameters=parameters, tokenizer=goal.tokenizer
+        )
 
     def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
         """The task with another text in its metadata."""
@@ -661,24 +663,31 @@ class LmEvalTask(Task):
         return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else from its standard errors."
 
 
-def _row(score: Mapping[str, Any]) -> Row:
-    """A score with its interval: Wilson's for a share of answers, else from lm-eval's standard error."""
-    value, error = score["value"], score["stderr"]
-    low = high = None
-    if score["answers"]:
-        low, high = Mean.of(
-            [(answer, 1) for answer in score["answers"]], share=True
-        ).interval()
-    elif value is not None and error is not None:
-        low, high = value - NORMAL * error, value + NORMAL * error
-    return Row(
-        measure=score["metric"],
-        at={"task": score["task"], "version": score["version"]},
-        value=value,
-        low=low,
-        high=high,
-        n=score["n"] or 0,
-    )
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Documents(Data):
+    """Documents that lm-eval reads itself."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        keep: Path | None = None,
+        advance: Advance = unseen,
+    ) -> list[Row]:
+        """The metrics of every task."""
+        from ropepatch.evaluation.harness import run_tasks
+
+        of = self.parameters
+        return run_tasks(
+            model,
+            self.tokenizer,
+            of["tasks"],
+            include_path=shipped("eval/tasks"),
+            metadata=of["metadata"],
+            limit=of["limit"],
+            max_length=of["max_length"],
+        )
 
 
 TASKS: Registry[Task] = Registry("task", (PerplexityTask, RetrievalTask, LmEvalTask))

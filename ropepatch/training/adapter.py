@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,35 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return fine_tuned
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Counts of the weights of a model."""
+
+    all: int
+    linear: int  # in linear layers but the head, which can be kept in 4 bits
+    trained: int = 0  # with those of the adapter
+
+    @classmethod
+    def before(cls, model: Any) -> Weights:
+        """Count the weights of a model, which may be on the meta device."""
+        head = model.get_output_embeddings()
+        linear = 0
+        for part in model.modules():
+            if isinstance(part, nn.Linear) and part is not head:
+                linear += part.weight.numel()
+        return cls(sum(weights.numel() for weights in model.parameters()), linear)
+
+    @classmethod
+    def of(cls, model: Any, lora: Lora | None) -> Weights:
+        """Count them and those of the adapter; raises `RopepatchError` if the model cannot have it."""
+        counted = cls.before(model)
+        # PEFT initialises the adapter at random.
+        with torch.random.fork_rng(devices=[]):
+            parameters = list(trainable(model, lora).parameters())
+        trained = sum(one.numel() for one in parameters if one.requires_grad)
+        return replace(counted, trained=trained)
 
 
 def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:

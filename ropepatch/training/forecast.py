@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,9 +27,12 @@ from ropepatch.model.cost import (
     kind_of,
     step_bytes,
 )
-from ropepatch.model.precision import FLOAT32, best_device, memory_of
-from ropepatch.training.preparation import Prepared, Weights, prepare
+from ropepatch.model.precision import FLOAT32, best_device, fastest, memory_of
+from ropepatch.training.adapter import Weights
 from ropepatch.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ropepatch.training.run import Run
 
 SAVED = 12  # bytes per trained weight in a checkpoint of a run: float32, and two moments of Adam
 GEOMETRY = (
@@ -48,59 +51,53 @@ class Forecast:
 
     recipe: Recipe
     cost: Cost | None  # None if the model cannot have the adapter
-    obstacles: tuple[RopepatchError, ...]  # why it cannot run here
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
+        cost = {} if self.cost is None else self.cost.to_dict()
         return {
             "recipe": self.recipe.to_dict(),
-            **({} if self.cost is None else self.cost.to_dict()),
-            "obstacles": [
-                {"error": str(error), "hint": error.hint} for error in self.obstacles
-            ],
+            **cost,
             "warnings": list(self.warnings),
         }
 
     def __str__(self) -> str:
-        lines = [] if self.cost is None else [f"training: {self.cost}"]
-        return "\n".join(
-            [*lines, *(f"warning: {warning}" for warning in self.warnings)]
-        )
+        lines = [f"warning: {warning}" for warning in self.warnings]
+        if self.cost is not None:
+            lines.insert(0, f"training: {self.cost}")
+        return "\n".join(lines)
 
 
-def forecast(
-    plan: Plan,
-    recipe: Recipe,
-    out: str | Path,
-    *,
-    processes: int = 1,
-    prepared: Prepared | None = None,
-) -> Forecast:
-    """Forecast what `ropepatch.train` does with the same arguments."""
-    prepared, device = prepared or prepare(plan, recipe), best_device()
-    counted, cost, warnings = prepared.counted, None, other_model(plan, recipe)
-    if counted.trained is not None:
-        cost = training_cost(
-            recipe,
-            plan.config.whole,
-            counted,
-            dtype=prepared.precision.dtype,
-            window=plan.source.config.window,
-            target=plan.target,
-            processes=processes,
-            device=device,
+def forecast(run: Run) -> Forecast:
+    """Forecast what a run does."""
+    plan, recipe, device = run.plan, run.recipe, best_device()
+    warnings = other_model(plan, recipe)
+    try:
+        counted = run.counted
+    except RopepatchError:  # one of the checks of a dry run
+        return Forecast(recipe, None, tuple(warnings))
+    cost = training_cost(
+        recipe,
+        plan.config.whole,
+        counted,
+        dtype=recipe.precision or fastest(device).dtype,
+        window=run.trained,
+        target=plan.target,
+        processes=run.processes.count,
+        device=device,
+    )
+    available = memory_of(device)
+    if cost.memory * GIB > available > 0:
+        warnings.append(
+            f"training needs about {cost.memory:.1f} GiB, {device} has {available / GIB:.1f}"
         )
-        if cost.memory * GIB > (available := memory_of(device)) > 0:
-            warnings.append(
-                f"training needs about {cost.memory:.1f} GiB, {device} has {available / GIB:.1f}"
-            )
-    needed, free = _disk_needed(plan, recipe, counted), _disk_free(Path(out))
+    needed, free = _disk_needed(plan, recipe, counted), _disk_free(run.out)
     if needed > free:
         warnings.append(
-            f"training needs {needed / GIB:.1f} GiB on the disk of {out}, {free / GIB:.1f} are free"
+            f"training needs {needed / GIB:.1f} GiB on the disk of {run.out}, {free / GIB:.1f} are free"
         )
-    return Forecast(recipe, cost, prepared.obstacles, tuple(warnings))
+    return Forecast(recipe, cost, tuple(warnings))
 
 
 def training_cost(
@@ -158,7 +155,7 @@ def training_bytes(
     Trained weights take 4, their gradients 4 and Adam's moments 8. Training all weights in mixed precision
     also keeps autocast's copies of 2 bytes. Gradients and moments also stay during an evaluation.
     """
-    config, trained = text_config(whole), counted.trained or 0
+    config, trained = text_config(whole), counted.trained
     size = 4 if dtype == FLOAT32 else 2
     if recipe.lora is None:
         held: float = counted.all * (4 if size == 4 else 6)
@@ -218,7 +215,7 @@ def other_model(plan: Plan, recipe: Recipe) -> list[str]:
 
 def _disk_needed(plan: Plan, recipe: Recipe, counted: Weights) -> int:
     """Return the bytes of the output and of the run's checkpoints, one of which is being written."""
-    trained = counted.trained or counted.all
+    trained = counted.trained
     result = 4 * trained
     if recipe.save == "merged":
         result = counted.all * stored_dtype(plan.config.whole).itemsize

@@ -1,20 +1,22 @@
-"""A run: the folder of a training, and the settings that decide its outcome."""
+"""A run: a training over all of its calls and processes, its folder, and the file that records it."""
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from transformers import PreTrainedTokenizerBase
+from pydantic import Field
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
@@ -28,93 +30,121 @@ from ropepatch.files import (
     write_json,
 )
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.precision import Precision
+from ropepatch.model.precision import fastest
+from ropepatch.model.record_file import Keys, Number, Part, Text, validated
 from ropepatch.processes import Processes, join
-from ropepatch.progress import Progress, no_bar
+from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import seed_of
-from ropepatch.training.parallel import Sharing
-from ropepatch.training.preparation import Prepared, prepare
+from ropepatch.training.adapter import Weights
+from ropepatch.training.arguments import announced, checked_arguments
 from ropepatch.training.recipe import Recipe
 
-Say = Callable[[str], None]
-RECORD = "run.json"  # in the folder of a run: the decisive settings, and the measurements of `begin`
-TRAINED = "trained"  # in the folder of a run: the weights after the last step
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+    from ropepatch.model.checkpoint import Checkpoint
+
+# In the folder of a run
+RECORD = "run.json"
+TRAINED = "trained"  # the weights after the last step
+PARTIAL = ".partial"  # where the next checkpoint is written, to be renamed once it is complete
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Recipe keys that the plan or the digest of the text covers, or that change no weight.
 NOT_DECISIVE: dict[str, Any] = {
-    **dict.fromkeys(("model", "to", "method", "watch", "save"), True),
+    "model": True,
+    "to": True,
+    "method": True,
+    "watch": True,
+    "save": True,
     "trainer": {
-        *("report_to", "run_name", "project", "trackio_space_id", "log_level"),
-        *("logging_steps", "logging_first_step", "logging_strategy"),
-        *("save_steps", "save_total_limit", "save_on_each_node", "ddp_timeout"),
-        *(
-            "dataloader_num_workers",
-            "dataloader_prefetch_factor",
-            "dataloader_pin_memory",
-        ),
+        "report_to",
+        "run_name",
+        "project",
+        "trackio_space_id",
+        "log_level",
+        "logging_steps",
+        "logging_first_step",
+        "logging_strategy",
+        "save_steps",
+        "save_total_limit",
+        "save_on_each_node",
+        "ddp_timeout",
+        "dataloader_num_workers",
+        "dataloader_prefetch_factor",
+        "dataloader_pin_memory",
         "dataloader_persistent_workers",
     },
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
 
 
-def no_line(line: str) -> None:
-    """Print nothing."""
+class RunRecord(Part):
+    """All of a run but its weights.
+
+    Args:
+        precision: The dtype of the computations.
+        decisive: The settings that decide the weights; None until the run has begun.
+        base: The base model's loss on each held-out text within the original length: nats and tokens.
+        history: A row for each step with a loss or an evaluation; empty until all steps are done.
+        seconds: The time of all steps, over all calls.
+        device: The device of the last of them.
+    """
+
+    precision: Text
+    decisive: Keys | None = None
+    base: list[list[Number]] = Field(default_factory=list)
+    history: list[Keys] = Field(default_factory=list)
+    seconds: Number | None = None
+    device: Text | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training, over all of its processes."""
+    """One training, over all of its processes. What it is made from is read once, when it is needed.
+
+    Args:
+        plan: The plan.
+        recipe: The recipe.
+        out: The folder to write, absolute.
+        include: Patterns of further files of the checkpoint.
+        say: Takes lines for the user.
+        progress: See `ropepatch.progress.bar`.
+        processes: The processes.
+    """
 
     plan: Plan
     recipe: Recipe
-    source: Checkpoint
     out: Path
-    sharing: Sharing
-    precision: Precision  # of a new run; a resumed one keeps its own
-    processes: Processes
-    tokenizer: PreTrainedTokenizerBase
-    say: Say  # takes lines for the user
-    progress: Progress
+    include: Sequence[str] = ()
+    say: Say = silent
+    progress: Progress = no_bar
+    processes: Processes = field(default_factory=join)
 
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        recipe: Recipe,
-        out: str | Path,
-        prepared: Prepared | None = None,
-        say: Say = no_line,
-        progress: Progress = no_bar,
-    ) -> Run:
-        """Prepare the run whose output is the folder ``out``."""
-        prepared = prepared or prepare(plan, recipe)
-        prepared.check()
-        folder = Path(out).expanduser().absolute()
-        if not records.exists(folder):
-            absent(folder)
-        source = plan.checkpoint()
-        check_outside(source, folder)
-        sharing, precision = prepared.sharing, prepared.precision
-        tokenizer, processes = source.tokenizer, join()
-        run = cls(
-            plan,
-            recipe,
-            source,
-            folder,
-            sharing,
-            precision,
-            processes,
-            tokenizer,
-            say,
-            progress,
-        )
-        if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
-            raise RopepatchError(
-                f"{run.folder} is not a folder, but the run needs a folder there",
-                hint=f"choose another {argument('out')}",
-            )
-        return run
+    @cached_property
+    def source(self) -> Checkpoint:
+        """The checkpoint with its weights, downloaded if necessary."""
+        return self.plan.checkpoint(self.include)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+        return self.source.tokenizer
+
+    @cached_property
+    def counted(self) -> Weights:
+        """The counts of its weights; raises `RopepatchError` if the model cannot have the adapter."""
+        return Weights.of(copy.deepcopy(self.plan.config.skeleton), self.recipe.lora)
+
+    @cached_property
+    def earlier(self) -> RunRecord:
+        """The record of earlier calls as the first process reads it; of a new run only the precision."""
+        return self.processes.write_once(self._read)
+
+    @cached_property
+    def arguments(self) -> TrainingArguments:
+        """The Trainer's arguments; raises `RopepatchError` if transformers rejects the recipe's."""
+        with announced(self.recipe):
+            return checked_arguments(self.recipe, self.folder, self.earlier.precision)
 
     @property
     def folder(self) -> Path:
@@ -129,11 +159,12 @@ class Run:
     @property
     def first_token(self) -> int | None:
         """The token at the start of every sequence, if the model's family needs it."""
-        is_needed = self.plan.config.model_type in BOS_IN_EACH_WINDOW
-        token: int | None = self.tokenizer.bos_token_id if is_needed else None
+        if self.plan.config.model_type not in BOS_IN_EACH_WINDOW:
+            return None
+        token: int | None = self.tokenizer.bos_token_id
         return token
 
-    def record(self, text: str) -> dict[str, Any]:
+    def decisive(self, text: str) -> dict[str, Any]:
         """Return the settings that decide the weights; ``text`` is the digest of its texts."""
         plan = self.plan.to_dict()
         return {
@@ -148,38 +179,39 @@ class Run:
             "processes": self.processes.count,
         }
 
-    def is_finished(self, record: dict[str, Any]) -> bool:
+    def check_out(self) -> None:
+        """Raise `RopepatchError` if the output folder has other content or lies in the checkpoint."""
+        if not records.exists(self.out):
+            absent(self.out)
+        check_outside(self.source, self.out)
+
+    def check_resumed(self, decisive: dict[str, Any]) -> None:
+        """Raise `RopepatchError` if the folder is that of a run with other settings."""
+        if self.earlier.decisive is not None:
+            check_resumed(
+                f"{self.folder} belongs to another run",
+                self.earlier.decisive,
+                decisive,
+                hint=f"choose another {argument('out')}, or remove that folder to start again",
+            )
+
+    def is_finished(self, decisive: dict[str, Any]) -> bool:
         """Whether the output folder contains the result of this run."""
         if not self.out.exists():
             return False
         training = records.read(self.out).training
         done = training and (training.run, training.recipe.get("save"))
-        if done != (digest_of(record), self.recipe.save):
+        if done != (name_of(decisive), self.recipe.save):
             absent(self.out)
         return True
 
-    def remove_rest(self) -> None:
-        """Remove the folder of a run that was interrupted after it had finished."""
-        left = self.processes.first and self.folder.is_dir()
-        if left and (
-            (self.folder / RECORD).is_file() or not any(self.folder.iterdir())
-        ):
-            self.remove()
-
-    def remove(self) -> None:
-        """Remove the folder; RECORD goes last, so that an interrupted removal can be completed."""
-        for path in self.folder.iterdir():
-            if path.name != RECORD:
-                remove(path)
-        shutil.rmtree(self.folder)
-
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the folder against other calls within the block."""
+        """Lock the folder against other calls within the block, and remove it if nothing is in it then."""
+        earlier = self.earlier
         if not self.processes.first:
             yield
             return
-        is_new = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".lock")
         try:
@@ -190,56 +222,70 @@ class Run:
                 hint=f"wait for it, or choose another {argument('out')}",
             ) from error
         try:
+            if self._read() != earlier:
+                raise RopepatchError(
+                    f"another process has trained in {self.folder} meanwhile",
+                    hint="run the same command again",
+                )
             yield
         finally:
+            if {path.name for path in self.folder.glob("*")} <= {".lock"}:
+                shutil.rmtree(self.folder, ignore_errors=True)
             lock.release()
-            if is_new and [path.name for path in self.folder.glob("*")] == [".lock"]:
-                shutil.rmtree(self.folder)
 
-    def resumed(self, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the record that `begin` wrote, if this run has begun before."""
+    def write(self, record: RunRecord) -> RunRecord:
+        """Write the record."""
+        with whole_file(self.folder / RECORD) as partial:
+            write_json(partial, record.to_dict(), indent=1)
+        return record
+
+    def remove(self) -> None:
+        """Remove all files; RECORD goes last, so that an interrupted removal can be completed."""
+        for path in self.folder.iterdir():
+            if path.name not in (RECORD, ".lock"):
+                remove(path)
+        remove(self.folder / RECORD)
+
+    def _read(self) -> RunRecord:
         file = self.folder / RECORD
-        if file.exists():
-            earlier = read_json(file)
-            hint = f"choose another {argument('out')}, or remove that folder to start again"
-            decided = {
-                key: earlier[key] for key in earlier if key not in ("base", "precision")
-            }  # measured
-            check_resumed(
-                f"{self.folder} belongs to another run", decided, record, hint=hint
+        if self.folder.is_symlink() or not (
+            self.folder.is_dir() or not self.folder.exists()
+        ):
+            raise RopepatchError(
+                f"{self.folder} is not a folder, but the run needs a folder there",
+                hint=f"choose another {argument('out')}",
             )
-            return earlier
-        names = (
-            [path.name for path in self.folder.iterdir()]
-            if self.folder.exists()
-            else []
-        )
-        if any(
-            not name.startswith(".") for name in names
-        ):  # hidden: the lock, a partial record
+        if file.exists():
+            hint = f"remove {self.folder} to start again"
+            return validated(RunRecord, read_json(file), hint, str(file))
+        names = []
+        if self.folder.exists():
+            names = [path.name for path in self.folder.iterdir()]
+        # Hidden are the lock and a partial record.
+        if any(not name.startswith(".") for name in names):
             raise RopepatchError(
                 f"{self.folder} exists and is not a run",
                 hint=f"choose another {argument('out')}",
             )
-        return None
-
-    def begin(self, record: dict[str, Any], base: Mean) -> dict[str, Any]:
-        """Record the settings that decide the weights, the precision, and the losses of the base model."""
-
-        def write() -> dict[str, Any]:
-            begun = record | {
-                "base": base.clusters,
-                "precision": self.precision.to_dict(),
-            }
-            with whole_file(self.folder / RECORD) as partial:
-                write_json(partial, begun)
-            return begun
-
-        return self.processes.write_once(
-            write
-        )  # measurements may differ between processes
+        return RunRecord(precision=self.recipe.precision or fastest().dtype)
 
 
-def digest_of(record: dict[str, Any]) -> str:
-    """Return the fingerprint of a run."""
-    return f"{seed_of(as_read(record)):016x}"
+def name_of(decisive: dict[str, Any]) -> str:
+    """Return the name of a run, derived from the settings that decide its weights."""
+    return f"{seed_of(as_read(decisive)):016x}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, the newest last."""
+    steps = {}
+    for path in folder.glob("checkpoint-*"):
+        if match := CHECKPOINT.fullmatch(path.name):
+            steps[int(match[1])] = path
+    return [steps[step] for step in sorted(steps)]
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a run, or None; remove a partial one."""
+    remove(folder / PARTIAL)
+    complete = checkpoints(folder)
+    return complete[-1] if complete else None

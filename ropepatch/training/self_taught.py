@@ -14,8 +14,8 @@ from ropepatch.model.config import Config, text_config
 from ropepatch.model.cost import GIB
 from ropepatch.model.precision import best_device, fastest, memory_of
 from ropepatch.settings import relative_length
+from ropepatch.training.adapter import Weights
 from ropepatch.training.forecast import training_cost
-from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Recipe, remapping_of
 
 BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long
@@ -47,7 +47,7 @@ def sized(
     except RopepatchError as error:
         reason = f": the base model does not support position remapping ({error})"
     else:
-        counted = Weights.of(model, recipe)
+        counted = Weights.of(model, recipe.lora)
         for length in [
             target,
             *(times * trained for times in BETWEEN if times * trained < target),

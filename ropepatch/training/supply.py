@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +19,7 @@ from ropepatch.evaluation.exam import answerable
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.precision import fastest, placed
 from ropepatch.settings import key_of, seed_of
-from ropepatch.training.recipe import QUESTIONS, SELF, Recipe, RowSource
+from ropepatch.training.recipe import QUESTIONS, SELF, RowSource
 from ropepatch.training.rows import (
     Batches,
     GeneratedRows,
@@ -37,41 +35,8 @@ from ropepatch.training.self_written import self_written
 
 ASKED = (
     1 / 8
-)  # tokens of prompts that the model is asked on, per training token, each of which costs four
+)  # tokens of prompts that the model is asked on, per training token; each costs four
 SELF_READ = 3  # times that a training reads self-generated text; as good as once (eval/studies/distil)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """The pieces of text for evaluation during training."""
-
-    source: (
-        int | None
-    )  # its number in the recipe; None for `watch.text`, or for the stories of tiny
-    length: int  # tokens of a piece
-    count: int
-
-
-def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
-    """Choose the held-out text of a recipe: its `watch.text`, else its first text, else stories."""
-    length, count = (target if recipe.watch.target else trained), recipe.watch.windows
-    if recipe.watch.text is not None:
-        return HeldOut(None, length, count)
-    for number, source in enumerate(recipe.data.sources):
-        if isinstance(source, Texts):
-            return HeldOut(number, length, count)
-        if (
-            source.generated == SELF
-        ):  # joined, documents that end at L would contradict each other
-            return HeldOut(number, trained, count * length // trained)
-    return HeldOut(None, length, count)
-
-
-def is_at_hand(source: RowSource) -> bool:
-    """Whether a source needs neither the Hub nor the weights of a model."""
-    if isinstance(source, Texts):
-        return local_files(source.text) is not None
-    return source.generated not in (SELF, QUESTIONS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,171 +58,179 @@ class Supply:
         return f"{seed_of(self.batches.digest, digest(self.pieces)):016x}"
 
 
-@dataclass(frozen=True, eq=False)
-class RecipeReader:
-    """Reads the sources of a run's recipe; texts are tokenised once and cached."""
+def read_supply(run: Run) -> Supply:
+    """Read the texts of a run; they are tokenised once and cached."""
+    recipe, reader = run.recipe, _Reader(run, default_cache())
+    schedule = Schedule.of(
+        recipe.data,
+        trained=run.trained,
+        steps=recipe.max_steps,
+        per_step=run.processes.count * recipe.accumulated,
+        seed=recipe.seed,
+    )
+    for number in range(len(recipe.data.sources)):
+        reader.open(number, schedule.tokens(number))
+    pieces = reader.held_out()
+    batches = Batches(
+        schedule,
+        reader.streams,
+        recipe.positions,
+        boundaries=recipe.data.boundaries,
+        target=run.plan.target,
+        seed=recipe.seed,
+    )
+    return Supply(batches, pieces, reader.notes + batches.report)
 
-    run: Run
-    cache: Path = field(default_factory=default_cache)
 
-    def supply(self) -> Supply:
-        """Make training batches and held-out text."""
-        run, recipe = self.run, self.run.recipe
-        schedule = Schedule.of(
-            recipe.data,
-            trained=run.trained,
-            steps=recipe.max_steps,
-            per_step=run.processes.count * recipe.accumulated,
-            seed=recipe.seed,
-        )
-        streams, pieces, notes = self._open(schedule.tokens)
-        batches = Batches(
-            schedule,
-            streams,
-            recipe.positions,
-            boundaries=recipe.data.boundaries,
-            target=run.plan.target,
-            seed=recipe.seed,
-        )
-        return Supply(batches, pieces, notes + batches.report)
+def check_run(run: Run) -> None:
+    """Raise `RopepatchError` if local texts or the run's folder are unsuitable; uses no Hub and no weights."""
+    sources, watched = run.recipe.data.sources, run.recipe.watch.text
+    windows, _ = run.recipe.data.lengths(run.trained)
+    at_hand = [number for number, one in enumerate(sources) if _is_at_hand(one)]
+    with TemporaryDirectory(prefix="ropepatch-") as cache:
+        reader = _Reader(run, Path(cache))
+        for number in at_hand:
+            reader.open(number, max(windows))
+        if watched is None or local_files(watched) is not None:
+            reader.held_out()
+        check_rows(reader.streams, windows)
+    has_begun = run.out.exists() or run.folder.exists()
+    if has_begun and len(at_hand) == len(sources):
+        decisive = run.decisive(read_supply(run).digest)
+        if not run.is_finished(decisive):
+            run.check_resumed(decisive)
 
-    @property
-    def most_read(self) -> int:
-        """The most tokens of prompts to try, a share of those that the training reads."""
-        recipe = self.run.recipe
-        _, room = recipe.data.lengths(self.run.trained)
-        return int(ASKED * room * recipe.accumulated * recipe.max_steps)
 
-    @property
-    def taught(self) -> list[str]:
-        """The kinds of questions in the training."""
-        return [kind for kind in self.kinds if kind in TAUGHT]
+def _is_at_hand(source: RowSource) -> bool:
+    """Return whether a source needs neither the Hub nor the weights of a model."""
+    if isinstance(source, Texts):
+        return local_files(source.text) is not None
+    return source.generated not in (SELF, QUESTIONS)
+
+
+class _Reader:
+    """Opens the sources of a run's recipe, in their order.
+
+    Held out are `watch.text`, else the beginning of the first text, else stories of the bundled checkpoint.
+    """
+
+    def __init__(self, run: Run, cache: Path) -> None:
+        self.run, self.cache = run, cache
+        self.streams: list[Stream] = []
+        self.notes: list[str] = []
+        watch = run.recipe.watch
+        self._length = run.plan.target if watch.target else run.trained
+        self._count = watch.windows
+        self._pieces: list[Tensor] = []
+        self._text: tuple[TokenStore, int] | None = None  # and where training begins
+        generated = run.recipe.data.generated
+        texts = [n for n, kind in enumerate(generated) if kind in (None, SELF)]
+        self._held = texts[0] if texts and watch.text is None else None
+        if self._held is not None and generated[self._held] == SELF:
+            # Joined, documents that end at L would contradict each other.
+            self._count = self._count * self._length // run.trained
+            self._length = run.trained
+
+    def open(self, number: int, tokens: int) -> None:
+        """Open a source, to read so many tokens of it."""
+        source = self.run.recipe.data.sources[number]
+        tokenizer = self.run.tokenizer
+        seed = seed_of(self.run.recipe.seed, "source", number)
+        if isinstance(source, Texts) or source.generated == SELF:
+            self._open_text(number, source, tokens, seed)
+        elif source.generated != QUESTIONS:
+            self.streams.append(GeneratedRows(source.generated, tokenizer, seed))
+        elif self._text is not None:  # `Recipe.check` requires it
+            self._open_questions(*self._text, seed)
+
+    def held_out(self) -> list[Tensor]:
+        """Return the pieces for evaluation."""
+        run, watch = self.run, self.run.recipe.watch
+        if watch.text is not None:
+            text = Texts(text=watch.text, field=watch.field, split=watch.split)
+            store = self._tokenised(text, self._count * self._length)
+            self.notes.append(f"held out: {store.report}")
+            return held_out(store, self._length, self._count, run.first_token)[0]
+        if self._held is not None:
+            return self._pieces
+        sizes = {"length": self._length, "count": self._count}
+        return [tale.ids for tale in held_out_tales(run.tokenizer, **sizes)]
+
+    def _open_text(
+        self, number: int, source: RowSource, tokens: int, seed: int
+    ) -> None:
+        first, begin, apart = self.run.first_token, 0, 0
+        if number == self._held:
+            apart = self._count * self._length
+        if isinstance(source, Texts):
+            store = self._tokenised(source, tokens + apart)
+        else:
+            store = self._self_written(tokens, apart, seed)
+        if apart:
+            self._pieces, begin = held_out(store, self._length, self._count, first)
+        self._text = store, begin
+        self.streams.append(TokenRows(store, begin, seed, first))
+        self.notes.append(f"{store.name}: {store.report}")
+
+    def _open_questions(self, store: TokenStore, begin: int, seed: int) -> None:
+        run, taught = self.run, [kind for kind in self._answered if kind in TAUGHT]
+        if not taught:
+            self.streams.append(TokenRows(store, begin, seed, run.first_token))
+            self.notes.append(
+                "no training questions: the base model answers none within its original context"
+            )
+            return
+        self.streams.append(QuestionRows(store, begin, run.tokenizer, taught, seed))
+        self.notes.append(f"kinds of training questions: {', '.join(taught)}")
 
     @cached_property
-    def kinds(self) -> list[str]:
+    def _answered(self) -> list[str]:
         """The kinds of questions that the base model answers within the original length, cached."""
-        run, seed = self.run, self.run.recipe.seed
-        weights, splits = run.source.fingerprint, tokenizer_digest(run.tokenizer)
-        asked = run.trained, self.most_read, seed, version("ropepatch"), fastest().dtype
-        file = (
-            self.cache / f"{key_of(('kinds', weights, splits, *asked))[:24]}-kinds.json"
-        )
+        run, recipe = self.run, self.run.recipe
+        _, room = recipe.data.lengths(run.trained)
+        most = int(ASKED * room * recipe.accumulated * recipe.max_steps)
+        model = run.source.fingerprint, tokenizer_digest(run.tokenizer), run.trained
+        software = version("ropepatch"), fastest().dtype
+        key = key_of(("kinds", *model, most, recipe.seed, *software))[:24]
+        file = self.cache / f"{key}-kinds.json"
         if file.is_file():
             return [str(kind) for kind in read_json(file)["kinds"]]
         run.say(
             "measuring which kinds of questions the base model answers within its original context"
         )
-        limits: dict[str, Any] = {
-            "seed": seed,
-            "most": self.most_read,
-            "progress": run.progress,
-        }
         kinds = answerable(
-            placed(run.source.load()), run.tokenizer, run.trained, **limits
+            placed(run.source.load()),
+            run.tokenizer,
+            run.trained,
+            seed=recipe.seed,
+            most=most,
+            progress=run.progress,
         )
         self.cache.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:
             write_json(partial, {"kinds": kinds})
         return kinds
 
-    def check(self) -> None:
-        """Raise `RopepatchError` if a local source is missing or too short; uses neither Hub nor weights."""
-        windows, _ = self.run.recipe.data.lengths(self.run.trained)
-        streams, _, _ = self._open(lambda source: max(windows), at_once=True)
-        check_rows(streams, windows)
-
-    def _open(
-        self, tokens_of: Callable[[int], int], *, at_once: bool = False
-    ) -> tuple[list[Stream], list[Tensor], list[str]]:
-        """Return the streams of all sources, the held-out pieces, and a line on every text.
-
-        ``tokens_of`` returns the tokens to take of a source, by its number. ``at_once`` skips sources on the
-        Hub and those that the model generates.
-        """
-        run, watch, notes = self.run, self.run.recipe.watch, list[str]()
-        tokenizer, first = run.tokenizer, run.first_token
-        held, pieces = (
-            held_out_of(run.recipe, run.trained, run.plan.target),
-            list[Tensor](),
-        )
-        if watch.text is not None and not (at_once and local_files(watch.text) is None):
-            text = Texts(text=watch.text, field=watch.field, split=watch.split)
-            store = self._tokenised(text, held.count * held.length)
-            pieces, _ = held_out(store, held.length, held.count, first)
-            notes.append(f"held out: {store.report}")
-        streams: list[Stream] = []
-        read: tuple[TokenStore, int] | None = None
-        for number, source in enumerate(run.recipe.data.sources):
-            seed, generated = (
-                seed_of(run.recipe.seed, "source", number),
-                getattr(source, "generated", None),
-            )
-            if at_once and not is_at_hand(source):
-                continue
-            if generated == QUESTIONS and read and self.taught:  # in the text before
-                streams.append(QuestionRows(*read, tokenizer, self.taught, seed))
-                notes.append(f"kinds of training questions: {', '.join(self.taught)}")
-                continue
-            if generated == QUESTIONS and read:
-                streams.append(TokenRows(*read, seed, first))
-                notes.append(
-                    "no training questions: the base model answers none within its original context"
-                )
-                continue
-            if generated not in (None, SELF):
-                streams.append(GeneratedRows(generated, tokenizer, seed))
-                continue
-            begin, tokens = 0, tokens_of(number)
-            apart = held.count * held.length if number == held.source else 0
-            if isinstance(source, Texts):
-                store = self._tokenised(source, tokens + apart)
-            else:
-                store = self._self_written(tokens, apart, seed)
-            if apart:
-                pieces, begin = held_out(store, held.length, held.count, first)
-            read = store, begin
-            streams.append(TokenRows(*read, seed, first))
-            notes.append(f"{store.name}: {store.report}")
-        if watch.text is None and held.source is None:
-            tales = held_out_tales(tokenizer, length=held.length, count=held.count)
-            pieces = [tale.ids for tale in tales]
-        return streams, pieces, notes
-
     def _self_written(self, tokens: int, apart: int, seed: int) -> TokenStore:
         """Generate text of which a training reads ``tokens``, and as many as are held out."""
-        longest = max(self.run.recipe.data.lengths(self.run.trained)[0])
-        written = max(longest, -(-tokens // SELF_READ)) + apart
+        run = self.run
+        longest = max(run.recipe.data.lengths(run.trained)[0])
         return self_written(
-            self.run.source,
-            self.run.tokenizer,
-            length=min(self.run.trained, longest),
-            tokens=written,
+            run.source,
+            run.tokenizer,
+            length=min(run.trained, longest),
+            tokens=max(longest, -(-tokens // SELF_READ)) + apart,
             seed=seed,
             cache=self.cache,
-            progress=self.run.progress,
+            progress=run.progress,
         )
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
-        vocabulary = self.run.plan.config.text.vocab_size
-        limits = {
-            "trained": self.run.trained,
-            "vocabulary": vocabulary,
-            "tokens": tokens,
-        }
-        return tokenised(text, self.run.tokenizer, **limits, cache=self.cache)
-
-
-def read_supply(run: Run) -> Supply:
-    """Read the texts of a run."""
-    return RecipeReader(run).supply()
-
-
-def check_run(run: Run) -> None:
-    """Raise `RopepatchError` before weights are loaded, if texts or folders of a run are unsuitable."""
-    with TemporaryDirectory(prefix="ropepatch-") as cache:
-        RecipeReader(run, Path(cache)).check()
-    at_hand = all(map(is_at_hand, run.recipe.data.sources))
-    if at_hand and (run.out.exists() or run.folder.exists()):
-        record = run.record(read_supply(run).digest)
-        if not run.is_finished(record):
-            run.resumed(record)
+        return tokenised(
+            text,
+            self.run.tokenizer,
+            trained=self.run.trained,
+            vocabulary=self.run.plan.config.text.vocab_size,
+            tokens=tokens,
+            cache=self.cache,
+        )

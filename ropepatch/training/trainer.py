@@ -22,10 +22,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import remove
 from ropepatch.progress import Advance
+from ropepatch.training.arguments import DEEPSPEED, engine
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.run import Run
-from ropepatch.training.run_checkpoints import PARTIAL, checkpoints
+from ropepatch.training.run import PARTIAL, Run, checkpoints
 from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.watching import measure
 
@@ -65,7 +65,7 @@ class LongContextTrainer(Trainer):
         self._head: Any = UNKNOWN
         # Else the Trainer does not count num_items_in_batch
         self.model_accepts_loss_kwargs = True
-        if run.sharing.engine != "DEEPSPEED":  # DeepSpeed is set not to divide by it
+        if engine() != DEEPSPEED:  # DeepSpeed is set not to divide by it
             # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
             self.accelerator.gradient_accumulation_steps = 1
 
@@ -318,3 +318,9 @@ def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ):  # summaries of one session
                 row[key.removeprefix("eval_")] = value
     return list(rows.values())
+
+
+def seconds(log_history: list[dict[str, Any]]) -> float:
+    """Sum the time of all steps, over all calls."""
+    total: float = sum(logged.get(SECONDS, 0.0) for logged in log_history)
+    return round(total, 1)

@@ -12,6 +12,7 @@ from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.retrieval import retrieve
 from ropepatch.extension.record import ShortContextCheck
 from ropepatch.progress import Advance, unseen
+from ropepatch.training.arguments import engine
 from ropepatch.training.run import Run
 
 DEPTHS = 5  # equal parts of the target, with equally many passkeys
@@ -28,17 +29,15 @@ def measure(
         model: The model.
     """
     watch, target = run.recipe.watch, run.plan.target
-    split = run.sharing.engine is None  # else the model is split over the processes
+    split = engine() is None  # else the model is split over the processes
+    measured = {}
     if watch.target and len(pieces[0]) >= target:
         curve = perplexity(model, None, pieces, split=split)
-        measured = {
-            "short_loss": curve.at(run.trained).value,
-            "target_loss": curve.between(target // 2, target).value,
-        }
+        measured["short_loss"] = curve.at(run.trained).value
+        measured["target_loss"] = curve.between(target // 2, target).value
     else:
-        measured = {
-            "short_loss": short_context_loss(run, pieces, model, split=split).value
-        }
+        short = short_context_loss(run, pieces, model, split=split)
+        measured["short_loss"] = short.value
     if watch.target and watch.passkey_trials:
         found = retrieve(
             model,
@@ -63,17 +62,11 @@ def short_context_loss(
 ) -> Mean:
     """Measure the loss (nats/token) of the first L tokens, without running beyond them.
 
-    Args:
-        run: The run.
-        pieces: Held-out text.
-        model: The model.
-        advance: Takes the progress.
-        split: Whether processes share the work.
+    With ``split``, the processes share the work.
     """
     begins = [piece[: run.trained] for piece in pieces]
-    return perplexity(model, None, begins, split=split, progress=advance).at(
-        run.trained
-    )
+    curve = perplexity(model, None, begins, split=split, progress=advance)
+    return curve.at(run.trained)
 
 
 def short_context_check(base: Mean, now: Mean, most: float) -> ShortContextCheck:

@@ -16,7 +16,13 @@ from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
+from ropepatch.evaluation.tasks import (
+    Goal,
+    PerplexityTask,
+    RetrievalTask,
+    Task,
+    check_text,
+)
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
@@ -158,10 +164,8 @@ def compare(
         suite.narrowed(None, seed),
         source,
         out=folder,
-        processes=processes,
-        dtype=known_dtype(dtype),
+        machine=measuring.Machine(processes, known_dtype(dtype), say),
         progress=progress,
-        say=say,
     )
     results = reported(measurements, folder, page, processes, say, command)
     ranking = rank(results, base=BASELINE)
@@ -188,14 +192,10 @@ def ranking_suite(
     tasks: list[Task] = [loss]
     reason = None
     if haystacks != 0:
-        retrieval, tokenizer = (
-            RetrievalTask(haystacks=haystacks, keys=keys),
-            source.complete().tokenizer,
-        )
+        retrieval = RetrievalTask(haystacks=haystacks, keys=keys)
+        tokenizer, window = source.complete().tokenizer, source.config.window
         try:
-            retrieval.limited(1).prepare(
-                source.name, tokenizer, trained=source.config.window, to=to
-            )
+            retrieval.limited(1).prepare(Goal(source.name, tokenizer, window, to))
             tasks.append(retrieval)
         except RopepatchError as error:
             reason = error

@@ -170,18 +170,14 @@ def evaluate(
     )
     folder, page = check_places(written / "evaluation" if written else out, report)
     processes = sharing(device)
-    how: Any = {
-        "processes": processes,
-        "dtype": known_dtype(dtype),
-        "progress": progress,
-        "say": say,
-    }
+    machine = measuring.Machine(processes, known_dtype(dtype), say)
+    how: Any = {"out": folder, "machine": machine, "progress": progress}
     if extension is None:
         results = measuring.measure(
-            chosen, source, out=folder, revision=revision, original=original, **how
+            chosen, source, revision=revision, original=original, **how
         )
     else:
-        results = measuring.measure_extension(chosen, **extension, out=folder, **how)
+        results = measuring.measure_extension(chosen, **extension, **how)
     if written is None:
         return reported(results, folder, page, processes, say, command)
     if page is None and can_report():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError, argument
@@ -16,15 +15,23 @@ from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
-from ropepatch.files import is_gguf
+from ropepatch.model.gguf import GgufModel
 from ropepatch.probing.making import add_fingerprint, check_fingerprint
-from ropepatch.processes import join
-from ropepatch.progress import Progress, Say, bar, interruptible, say_on_stderr
+from ropepatch.progress import (
+    Progress,
+    Say,
+    bar,
+    interruptible,
+    say_on_stderr,
+    silent,
+)
 from ropepatch.settings import Length, name_of
 from ropepatch.training.forecast import forecast, other_model
-from ropepatch.training.preparation import Prepared, prepare
+from ropepatch.training.preparation import checks
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe
+from ropepatch.training.run import Run, checkpoints
 from ropepatch.training.self_taught import sized
+from ropepatch.training.supply import check_run
 from ropepatch.verbs.extend import (
     Extension,
     absolute,
@@ -36,9 +43,6 @@ from ropepatch.verbs.extend import (
     output_of,
     say_warnings,
 )
-
-if TYPE_CHECKING:
-    from ropepatch.training.fine_tuning import FineTuned
 
 
 def train(
@@ -107,48 +111,49 @@ def train(
             "a plan already sets target, method, original and revision",
             hint="pass the model, or only the plan",
         )
-    if not isinstance(model, Plan) and is_gguf(model):
-        raise RopepatchError(
-            f"{model} is a GGUF file, which cannot be trained",
-            hint="train the checkpoint that it was made from",
-        )
     _check_installed()
     settings = recipe if isinstance(recipe, Recipe) else read_recipe(os.fspath(recipe))
-    plan = (
-        model
-        if isinstance(model, Plan)
-        else _planned(model, settings, to, method, original, revision)
-    )
-    if isinstance(model, Plan):
-        check_unchanged(plan)
-    if text is not None:
-        settings = _reading(
-            settings, Texts(text=os.fspath(text), field=field, split=split)
-        )
-    if settings.distil is not None and settings.distil.auto_size:
-        settings, note = sized(settings, plan.checkpoint(), plan.target)
-        say(note)
     named = "recipe" if isinstance(recipe, Recipe) else name_of(os.fspath(recipe))
+    if isinstance(model, Plan):
+        plan = model
+        check_unchanged(plan)
+    else:
+        plan = _planned(model, settings, to, method, original, revision)
+    if isinstance(plan.source, GgufModel):
+        raise RopepatchError(
+            f"{plan.source.name} is a GGUF file, which cannot be trained",
+            hint="train the checkpoint that it was made from",
+        )
+    if text is not None:
+        source = Texts(text=os.fspath(text), field=field, split=split)
+        settings = _reading(settings, source)
+    if settings.distil is not None and settings.distil.auto_size:
+        settings, note = sized(settings, plan.source, plan.target)
+        say(note)
     place = output_of(plan, out, method, named)
+    run = Run(plan, settings, absolute(place), include, say, progress)
     if dry_run:
-        return _dry_run(plan, settings, place, reading, include)
+        return _dry_run(run, place, reading)
     if not isinstance(model, Plan):
         say_warnings(plan, say)
     for warning in other_model(plan, settings):
         say(f"warning: {warning}")
-    prepared = prepare(plan, settings)
-    prepared.check()
     _check_fingerprint(plan, settings, reading)
     check_place(place)
-    with interruptible(say, lambda: _kept(absolute(place), settings)):
-        source = plan.checkpoint(include)
-        writing.check_outside(source, absolute(place))
-        extra = check_carried(source, include, say)
-        trained = _trained(plan, settings, place, prepared, reading, say, progress)
-        folder, check = trained.folder, trained.short_context
-        join().write_once(partial(_complete, folder, extra, command))
-        say(str(check) if check.passed else f"warning: {check}")
-        return Extension(folder, plan, records.read(folder).to_dict(), check)
+    for check_one in checks(run):
+        check_one()
+    from ropepatch.training.fine_tuning import fine_tune
+
+    with interruptible(say, lambda: _kept(run)):
+        extra = check_carried(run.source, include, say)
+        written = fine_tune(run)
+        record = run.processes.write_once(
+            lambda: _complete(run, written, reading, extra, command)
+        )
+    assert record.training is not None
+    check = record.training.short_context
+    say(str(check) if check.passed else f"warning: {check}")
+    return Extension(run.out, plan, record.to_dict(), check)
 
 
 def _check_installed() -> None:
@@ -206,91 +211,58 @@ def _check_fingerprint(plan: Plan, recipe: Recipe, reading: bool | None) -> None
         check_fingerprint(plan)
 
 
-def _dry_run(
-    plan: Plan,
-    recipe: Recipe,
-    place: Path,
-    reading: bool | None,
-    include: Sequence[str],
-) -> Extension:
+def _dry_run(run: Run, place: Path, reading: bool | None) -> Extension:
     """The plan, the forecast, and the errors that would stop the training; loads no weights."""
-    prepared = prepare(plan, recipe)
-    ahead = forecast(plan, recipe, place, processes=join().count, prepared=prepared)
-    checks: list[Callable[[], object]] = [
-        partial(_check_fingerprint, plan, recipe, reading),
+    found: list[Callable[[], object]] = [
+        *checks(run),
+        partial(_check_fingerprint, run.plan, run.recipe, reading),
         partial(check_place, place),
     ]
-    if is_here(plan):
-        checks.append(partial(_check_source, plan, place, include))
-        checks.append(partial(_check_run, plan, recipe, place, prepared))
-    obstacles = ahead.obstacles + failures(checks)
-    return Extension(place, plan, forecast=ahead, obstacles=obstacles)
+    if is_here(run.plan):
+        found += [
+            run.check_out,
+            partial(_check_source, run),
+            partial(check_run, run),
+        ]
+    obstacles = failures(found)
+    return Extension(place, run.plan, forecast=forecast(run), obstacles=obstacles)
 
 
-def _check_source(plan: Plan, place: Path, include: Sequence[str]) -> None:
+def _check_source(run: Run) -> None:
     """Refuse a checkpoint whose files cannot be read or copied."""
-    source = plan.checkpoint(include)
-    writing.check_outside(source, absolute(place))
-    _ = source.weights
-    check_carried(source, include, lambda line: None)
+    _ = run.source.weights
+    check_carried(run.source, run.include, silent)
 
 
-def _check_run(plan: Plan, recipe: Recipe, place: Path, prepared: Prepared) -> None:
-    """Raise the errors of a training that its preparation does not find."""
-    from ropepatch.training.run import Run
-    from ropepatch.training.supply import check_run
-
-    check_run(Run.of(plan, recipe, place, replace(prepared, obstacles=())))
-
-
-def _trained(
-    plan: Plan,
-    recipe: Recipe,
-    place: Path,
-    prepared: Prepared,
+def _complete(
+    run: Run,
+    written: writing.Written,
     reading: bool | None,
-    say: Say,
-    progress: Progress,
-) -> FineTuned:
-    """Start, resume or find the training, with its fingerprint."""
-    from ropepatch.training.fine_tuning import fine_tune
-
-    processes = join()
-    trained = fine_tune(
-        plan, recipe, place, say=say, progress=progress, prepared=prepared
-    )
-    if recipe.save == "merged" and reading is not False:
-        written, device = (
-            writing.Written(trained.folder, records.read(trained.folder)),
-            processes.device,
+    extra: dict[str, Path],
+    command: str | None,
+) -> records.Record:
+    """Add the fingerprint, further files, and the command that wrote the checkpoint."""
+    if run.recipe.save == "merged" and reading is not False:
+        add_fingerprint(
+            run.plan,
+            written,
+            asked=bool(reading),
+            device=run.processes.device,
+            say=run.say,
+            progress=run.progress,
         )
-        processes.write_once(
-            lambda: add_fingerprint(
-                plan,
-                written,
-                asked=bool(reading),
-                device=device,
-                say=say,
-                progress=progress,
-            )
-        )
-    return trained
+    writing.copy_files(extra, written.path)
+    if command and written.record.command is None:
+        return records.amend(written.path, command=command)
+    return written.record
 
 
-def _complete(folder: Path, extra: dict[str, Path], command: str | None) -> None:
-    """Add further files, and the command that wrote the checkpoint."""
-    writing.copy_files(extra, folder)
-    if command and records.read(folder).command is None:
-        records.amend(folder, command=command)
-
-
-def _kept(folder: Path, recipe: Recipe) -> str:
+def _kept(run: Run) -> str:
     """What an interrupted call leaves: its checkpoint, or those of the training."""
-    if folder.exists():
-        return f"{folder} is written; the same command resumes"
-    run = folder.with_name(f"{folder.name}.run")
-    if not run.is_dir():
+    if run.out.exists():
+        return f"{run.out} is written; the same command resumes"
+    if not run.folder.is_dir():
         return "nothing is kept; the same command starts again"
-    steps = [path.name.rpartition("-")[2] for path in run.glob("checkpoint-*")]
-    last = max((int(step) for step in steps if step.isdigit()), default=0)
-    return f"{run} keeps step {last} of {recipe.max_steps}; the same command resumes from it"
+    saved = checkpoints(run.folder)
+    step = saved[-1].name.rpartition("-")[2] if saved else 0
+    return f"{run.folder} keeps step {step} of {run.recipe.max_steps}; the same command resumes from it"

@@ -18,9 +18,8 @@ from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.measuring import Subject
+from ropepatch.evaluation.measuring import Machine, Subject
 from ropepatch.model.checkpoint import TINY, Checkpoint
-from ropepatch.processes import ALONE
 from ropepatch.publishing.contents import judge
 
 
@@ -166,7 +165,7 @@ def test_results_of_swapped_checkpoints_differ_only_in_name_and_encoding(
         with ropepatch.swap(model, name) as swap:
             swap.save(tmp_path / name / "m", tokenizer)
         subject = Subject(
-            str(tmp_path / name / "m"), Checkpoint(tmp_path / name / "m"), ALONE
+            str(tmp_path / name / "m"), Checkpoint(tmp_path / name / "m"), Machine()
         )
         assert swapped(subject.model).encoding.name == name
         records.append(subject.record)

@@ -1,6 +1,5 @@
 """Tasks of lm-eval on a model in memory, with small tasks of our own."""
 
-import json
 import logging
 import os
 import random
@@ -16,7 +15,6 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.tasks import _row
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 SAID = " Bread cools on the sill. Smoke climbs from"
@@ -83,8 +81,10 @@ def text_of(tiny, length):
 def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
     code = "def infinite(items):\n    return float('inf')\n"
     code += "def scores(doc, results):\n    right = doc['target'] != ' 7'\n"
-    code += "    return {'acc': float(right), '4096': -1.0, 'perplexity': 1.0}\n"  # -1 is RULER's, unasked
-    metrics = ("acc: mean", "'4096': mean", "perplexity: !function one_data.infinite")
+    code += "    return {'acc': float(right), 'half': 0.5 * right,"
+    code += " '4096': -1.0, 'perplexity': 1.0}\n"  # -1 is RULER's, unasked
+    metrics = ("acc: mean", "half: mean", "'4096': mean")
+    metrics += ("perplexity: !function one_data.infinite",)
     settings = {
         "process_results": "!function one_data.scores",
         "code": code,
@@ -96,28 +96,30 @@ def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
         "group: both\ntask: [one, two]\naggregate_metric_list: [{metric: acc, aggregation: mean}]\n"
     )
     rows = {
-        (row["task"], row["metric"]): row
+        (row.at["task"], row.measure): row
         for row in run(tiny, tmp_path, "both", limit=4)
     }
     assert rows.keys() == {
         ("one", "acc"),
+        ("one", "half"),
         ("one", "perplexity"),
         ("two", "acc"),
         ("both", "acc"),
     }
-    # two of four: the mean's standard error is sqrt(p (1 - p) / (n - 1))
-    expected = {"task": "one", "version": "2.0", "metric": "acc", "value": 0.5, "n": 4}
-    expected |= {"answers": (1.0, 0.0, 1.0, 0.0)}
-    assert rows["one", "acc"] == expected | {"stderr": pytest.approx((0.25 / 3) ** 0.5)}
+    row = rows["one", "acc"]
+    assert (row.at, row.value, row.n) == ({"task": "one", "version": "2.0"}, 0.5, 4)
     share = Mean.of([(1, 1), (0, 1), (1, 1), (0, 1)], share=True).interval()
-    assert (_row(rows["one", "acc"]).low, _row(rows["one", "acc"]).high) == share
-    assert rows["one", "perplexity"]["value"] is None
-    assert (rows["two", "acc"]["value"], rows["two", "acc"]["stderr"]) == (
-        0.0,
-        None,
-    )  # of one document
-    assert rows["both", "acc"]["value"] == pytest.approx(0.4)
-    json.dumps([*rows.values()], allow_nan=False)
+    assert (row.low, row.high) == share
+    assert rows["one", "perplexity"].value is None
+    assert rows["two", "acc"].value == 0.0
+    assert rows["both", "acc"].value == pytest.approx(0.4)
+    # two of four: the mean's standard error is sqrt(p (1 - p) / (n - 1))
+    half, reach = rows["one", "half"], 1.959964 * 0.5 * (0.25 / 3) ** 0.5
+    assert (half.low, half.value, half.high) == (
+        pytest.approx(0.25 - reach),
+        0.25,
+        pytest.approx(0.25 + reach),
+    )
 
 
 # Nothing is cut
@@ -135,7 +137,7 @@ def test_a_prompt_that_would_be_truncated_raises_and_the_config_has_the_default_
         ):
             run(tiny, tmp_path, "short", "long", **options)
     assert (
-        run(tiny, tmp_path, "long", max_length=257)[0]["n"] == 3
+        run(tiny, tmp_path, "long", max_length=257)[0].n == 3
     )  # the answer is predicted, not read
 
 
@@ -150,7 +152,7 @@ def test_a_prompt_with_room_for_its_answer_is_generated_and_one_token_less_is_re
     )
     target = tokenizer.decode(said[0, 92:], skip_special_tokens=True)
     write_task(tmp_path, "says", [{"text": text, "target": target}], **GENERATES)
-    assert run(tiny, tmp_path, "says", max_length=100)[0]["value"] == 1.0
+    assert run(tiny, tmp_path, "says", max_length=100)[0].value == 1.0
     for length in (99, 8):  # the answer alone fills 8
         with pytest.raises(RopepatchError, match="says"):
             run(tiny, tmp_path, "says", max_length=length)
@@ -172,7 +174,7 @@ def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(
     with torch.no_grad():
         chances = model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
     total = chances.gather(1, torch.tensor(ids)[1:, None]).sum().item()
-    assert row["value"] == pytest.approx(np.exp(-total / len(text.encode())), rel=1e-5)
+    assert row.value == pytest.approx(np.exp(-total / len(text.encode())), rel=1e-5)
 
 
 # What stays as it was
@@ -224,7 +226,7 @@ def test_model_tokenizer_seeds_environment_logging_and_output_are_as_before(
         with pytest.raises(RopepatchError):
             run((model, tokenizer), tmp_path, "wheel", max_length=1)
     else:
-        assert run((model, tokenizer), tmp_path, "wheel", "says")[0]["value"] == 1.0
+        assert run((model, tokenizer), tmp_path, "wheel", "says")[0].value == 1.0
     assert state() == before
     assert model.model.rotary_emb.inv_freq.tolist() == frequencies.tolist()
     assert capsys.readouterr().out == ""
@@ -260,7 +262,7 @@ def scores(doc, results):
         assert "auto_map" in tokenizer.init_kwargs
     finally:
         del tokenizer.init_kwargs["auto_map"]
-    assert row["value"] == 1.0
+    assert row.value == 1.0
 
 
 # What cannot be run

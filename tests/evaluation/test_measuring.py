@@ -17,10 +17,10 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
-from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.measuring import Machine, measure
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
+from ropepatch.evaluation.tasks import Goal, PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY
 
 TALES = PerplexityTask(windows=3)
@@ -218,10 +218,10 @@ def test_several_passes_have_one_progress_and_are_all_in_the_forecast(
     tiny, settings, reads
 ):
     made = PerplexityTask(windows=1, **settings).prepare(
-        "tiny", tiny[1], trained=256, to=512
+        Goal("tiny", tiny[1], 256, 512)
     )
     told = []
-    made.run(*tiny, None, lambda done, total: told.append((done, total)))
+    made.measure(tiny[0], advance=lambda *at: told.append(at))
     assert made.reads == reads
     read = sum(length * count for length, count in reads.items())
     assert {total for _, total in told} == {told[-1][0]} == {read}
@@ -309,7 +309,7 @@ def test_partial_results_of_one_model_are_not_resumed_with_another(tmp_path):
 
 
 def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
-    of_tiny(SHORT, out=tmp_path, dtype=torch.bfloat16)
+    of_tiny(SHORT, out=tmp_path, machine=Machine(dtype=torch.bfloat16))
     both = of_tiny(SHORT, methods=YARN, out=tmp_path)
     assert [r.env["dtype"] for r in both if r.label != FLOOR] == ["torch.bfloat16"] * 2
     file = tmp_path / "tiny-512-perplexity-yarn.json"
@@ -382,7 +382,7 @@ def test_the_lengths_are_multiples_of_the_trained_context(
 ):
     task = PerplexityTask(documents=1, **settings)
     assert (
-        task.prepare("tiny", tiny[1], trained=trained, to=to).parameters["lengths"]
+        task.prepare(Goal("tiny", tiny[1], trained, to)).parameters["lengths"]
         == lengths
     )
 
@@ -395,7 +395,7 @@ def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_c
     tiny, trained, edges
 ):
     ready = PerplexityTask(windows=2).prepare(
-        "tiny", tiny[1], trained=trained, to=2 * trained
+        Goal("tiny", tiny[1], trained, 2 * trained)
     )
     assert [0, *(row.at["end"] for row in ready.floor if "end" in row.at)] == edges
     assert all(math.isfinite(row.value) for row in ready.floor)

@@ -15,11 +15,11 @@ from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import (
     BEGINNINGS,
+    Goal,
     LmEvalTask,
     PerplexityTask,
     RetrievalTask,
 )
-from ropepatch.progress import unseen
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def task(jsonl, **options) -> PerplexityTask:
 
 
 def rows_of(given, tiny, to=256) -> list[Row]:
-    ready = given.prepare("model", tiny[1], trained=256, to=to)
-    return ready.run(*tiny, None, lambda done, total: None)
+    ready = given.prepare(Goal("model", tiny[1], 256, to))
+    return ready.measure(tiny[0])
 
 
 def suite(given, **options) -> Suite:
@@ -77,14 +77,12 @@ def test_bos_stands_where_the_family_needs_it_and_the_protocol_names_it(
     reads = PerplexityTask(
         text=str(jsonl), field="body", windows=5, lengths=(100,), bos=given
     )
-    ready = reads.prepare("model", tiny[1], trained=256, to=256, family=family)
+    ready = reads.prepare(Goal("model", tiny[1], 256, 256, family))
     assert ready.parameters["bos"] == bos
     assert BEGINNINGS[bos] in PerplexityTask.method(ready.parameters)
     texts = list(stream_documents(jsonl, field="body"))
     cut = cut_windows(tiny[1], texts, length=100, count=5, bos=bos)
-    (row,) = [
-        row for row in ready.run(*tiny, None, unseen) if row.at == {"length": 100}
-    ]
+    (row,) = [row for row in ready.measure(tiny[0]) if row.at == {"length": 100}]
     expected = ropepatch.perplexity(tiny[0], None, [ids for _, ids in cut]).at(100)
     assert row.value == pytest.approx(expected.value)
     starts = [ids[0] == tiny[1].bos_token_id for _, ids in cut]

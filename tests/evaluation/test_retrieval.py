@@ -29,7 +29,7 @@ from ropepatch.evaluation.retrieval import (
     retrieve,
     why_not_counted,
 )
-from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
+from ropepatch.evaluation.tasks import Goal, RetrievalTask, retrieval_rows
 from ropepatch.model.cost import CARDS, HOUR, forward_operations
 
 LENGTHS = (40, 90, 150)
@@ -454,18 +454,16 @@ def test_a_task_uses_the_lengths_with_room_for_the_keys(tiny, tmp_path):
     (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
     digests = [
         RetrievalTask(haystacks=1, text=text)
-        .prepare("tiny", tokenizer, trained=256, to=256)
+        .prepare(Goal("tiny", tokenizer, 256, 256))
         .parameters["digest"]
         for text in (None, str(tmp_path / "novel.txt"))
     ]
     assert digests[0] != digests[1]
     with pytest.raises(RopepatchError, match="contains token ids"):
         RetrievalTask(text=str(tmp_path / "ids.jsonl")).prepare(
-            "tiny", tokenizer, trained=256, to=256
+            Goal("tiny", tokenizer, 256, 256)
         )
-    made = RetrievalTask(haystacks=2, keys=2).prepare(
-        "x", tokenizer, trained=256, to=512
-    )
+    made = RetrievalTask(haystacks=2, keys=2).prepare(Goal("x", tokenizer, 256, 512))
     assert made.parameters["lengths"] == [256, 512]
     assert (made.parameters["keys"], made.parameters["kinds"]) == (
         2,
@@ -474,14 +472,14 @@ def test_a_task_uses_the_lengths_with_room_for_the_keys(tiny, tmp_path):
     assert made.parameters["left_out"].keys() == {"fact"}
     assert (
         "Not measured: fact (a haystack of 256 tokens has no room"
-        in made.task.method(made.parameters)
+        in RetrievalTask.method(made.parameters)
     )
     assert made.reads == {512: 3}
     with pytest.raises(RopepatchError, match="64 tokens has no room"):
         RetrievalTask(haystacks=2, keys=2, lengths=["0.25x"]).prepare(
-            "x", tokenizer, trained=256, to=512
+            Goal("x", tokenizer, 256, 512)
         )
-    single = RetrievalTask(haystacks=2).prepare("tiny", tokenizer, trained=256, to=512)
+    single = RetrievalTask(haystacks=2).prepare(Goal("tiny", tokenizer, 256, 512))
     assert (single.parameters["keys"], single.parameters["kinds"]) == (1, ["passkey"])
     assert single.reads == {128: 3, 256: 3, 512: 3}
 
@@ -490,21 +488,20 @@ def test_a_task_uses_the_lengths_with_room_for_the_keys(tiny, tmp_path):
 def test_a_limit_lowers_the_number_of_prompts_and_never_raises_it(tiny, limit, asked):
     task = RetrievalTask(lengths=("1x",), kinds=("number",), haystacks=5).limited(limit)
     assert (
-        task.prepare("tiny", tiny[1], trained=256, to=256).parameters["haystacks"]
-        == asked
+        task.prepare(Goal("tiny", tiny[1], 256, 256)).parameters["haystacks"] == asked
     )
 
 
 def test_a_forecast_counts_the_operations_of_every_length(tiny):
     model, tokenizer = tiny
     asked = RetrievalTask(lengths=(100, 400), haystacks=2).prepare(
-        "tiny", tokenizer, trained=256, to=400
+        Goal("tiny", tokenizer, 256, 400)
     )
     short, long = (
         forward_operations(model.config, model.num_parameters(), length)
         for length in (100, 400)
     )
-    unknown = replace(asked, task=LmEvalTask(tasks=("x",)), reads=None)
+    unknown = replace(asked, reads=None)
     for some in ([asked], [asked, unknown]):
         cost = measuring.forecast(model, some)
         assert (cost.steps, cost.tokens, cost.card) == (6, 3 * 500, CARDS["cpu"])

@@ -18,6 +18,7 @@ from ropepatch.data.haystack import Haystacks
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
+from ropepatch.evaluation.tasks import Goal
 from ropepatch.verbs.evaluate import named_suite
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
@@ -57,7 +58,7 @@ def scores(tiny, task, *, max_length, **metadata):
         metadata=metadata,
         max_length=max_length,
     )
-    return {row["metric"]: row for row in rows}
+    return {row.measure: row for row in rows}
 
 
 def log_probs(model, ids):
@@ -97,14 +98,14 @@ def test_every_length_has_as_many_keys_found_as_ropepatch_passkey(tiny):
         for length in (128, 380, 400)
     }
     assert {
-        name: (row["value"], row["n"]) for name, row in found.items() if name != "acc"
+        name: (row.value, row.n) for name, row in found.items() if name != "acc"
     } == {
         name: (pytest.approx(mean.value), mean.weight)
         for name, mean in expected.items()
     }
     correct = sum(mean.value * mean.weight for mean in expected.values())
     assert 4 < correct < 12  # some and not all, or equality would say little
-    assert (found["acc"]["value"], found["acc"]["n"]) == (
+    assert (found["acc"].value, found["acc"].n) == (
         pytest.approx(correct / 12),
         12,
     )
@@ -165,11 +166,11 @@ def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
         "word": sum(len(document.split()) for document in documents),
         "byte": sum(len(document.encode()) for document in documents),
     }
-    assert {name: row["value"] for name, row in found.items()} == {
+    assert {name: row.value for name, row in found.items()} == {
         f"{unit}_perplexity": pytest.approx(math.exp(-total / count), rel=1e-5)
         for unit, count in units.items()
     }
-    assert {row["n"] for row in found.values()} == {3}
+    assert {row.n for row in found.values()} == {3}
 
 
 def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
@@ -184,11 +185,8 @@ def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
         task for task in suite.tasks if "ropepatch_long_perplexity" in task.tasks
     ]
     task = task.model_copy(update={"tasks": ("ropepatch_long_perplexity",)})
-    measurement = task.prepare("tiny", tiny[1], trained=256, to=256)
-    found = {
-        row.measure: row.value
-        for row in measurement.run(*tiny, None, lambda done, total: None)
-    }
+    measurement = task.prepare(Goal("tiny", tiny[1], 256, 256))
+    found = {row.measure: row.value for row in measurement.measure(tiny[0])}
     bodies = [row["body"] for row in rows]
     losses = [
         -log_probs(tiny[0], [tiny[1].bos_token_id, *tiny[1].encode(body)[1:]])
@@ -215,7 +213,7 @@ def test_generated_answers_have_the_accuracy_of_passkeys(tiny):
     expected = ropepatch.passkey(*tiny, lengths=lengths, haystacks=haystacks)
     assert {
         f"acc_passkey_{length}": expected.found(length).value for length in lengths
-    } == {metric: row["value"] for metric, row in found.items() if metric != "acc"}
+    } == {metric: row.value for metric, row in found.items() if metric != "acc"}
 
 
 def test_questions_of_a_haystack_share_its_beginning(helpers):
@@ -311,6 +309,6 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     )
     assert len(rows) == 3 + 3
     for row in rows:
-        assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(
-            row["value"], rel=1e-5
+        assert plain[row.at["task"]][f"{row.measure},none"] == pytest.approx(
+            row.value, rel=1e-5
         )

@@ -1,5 +1,6 @@
 """A task is one class and one entry, a measure another: its rows are shown everywhere."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from made_results import reading, result_of
@@ -21,12 +22,22 @@ class Echo(tasks.Task):
     identity: ClassVar[tuple[str, ...]] = ("words",)
     words: int = 3
 
-    def prepare(self, model, tokenizer, *, trained, to, family=""):
-        """Nothing is needed."""
-        rows = rows_of([trained, to], [self.words] * 2)
-        return tasks.Measurement(
-            self, {"words": self.words}, lambda model, tokenizer, keep, advance: rows
+    def prepare(self, goal):
+        return Said(
+            task=self.name,
+            parameters=self.model_dump(),
+            lengths=[goal.trained, goal.to],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said(tasks.Data):
+    """Lengths, at which the model says as many words."""
+
+    lengths: list[int]
+
+    def measure(self, model, keep=None, advance=None):
+        return rows_of(self.lengths, [self.parameters["words"]] * 2)
 
 
 def rows_of(lengths: list[int], words: list[float]) -> list[Row]:

@@ -26,7 +26,7 @@ from ropepatch import RopepatchError
 from ropepatch.attention import REMAPPINGS, Remapping, mapped, remap_positions
 from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.measuring import Subject
+from ropepatch.evaluation.measuring import Machine, Subject
 from ropepatch.extension import changes, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.remapping_code import (
@@ -37,7 +37,6 @@ from ropepatch.extension.remapping_code import (
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.config import Config
-from ropepatch.processes import ALONE
 from ropepatch.publishing.folding import fold_attention
 
 WEIGHTS = "model.safetensors"
@@ -331,7 +330,7 @@ def test_ropepatch_loads_the_remapping_without_running_the_code(source, copied):
     assert torch.equal(logits(read, ids), logits(model, ids))
     assert mapped(read).distances == mapped(model).distances
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
-    subject = Subject("copied", Checkpoint(copied), ALONE)
+    subject = Subject("copied", Checkpoint(copied), Machine())
     assert subject.trained == 256
     assert subject.record["position_remapping"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64

@@ -14,7 +14,9 @@ from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
 from ropepatch.training import fine_tuning
+from ropepatch.training.preparation import checks
 from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
+from ropepatch.training.run import Run
 
 STEPS = 6
 SUITE = """
@@ -55,6 +57,14 @@ def ask_little(patch):
     patch.setattr("ropepatch.evaluation.exam.MOST", 6)
 
 
+def fine_tune(plan, recipe, out, **how):
+    """Check a run and train, and return what was written."""
+    run = Run(plan, recipe, Path(out).absolute(), **how)
+    for check in checks(run):
+        check()
+    return fine_tuning.fine_tune(run)
+
+
 @contextmanager
 def trainers(*callbacks):
     """Add callbacks to every trainer created within the block, and yield these trainers."""
@@ -86,7 +96,7 @@ def interrupted(plan, recipe, out, point, step, end=gone):
     callback = TrainerCallback()
     setattr(callback, f"on_{point}", end_at)
     with trainers(callback), pytest.raises(KeyboardInterrupt):
-        fine_tuning.fine_tune(plan, recipe, out)
+        fine_tune(plan, recipe, out)
 
 
 def record_of(folder):
@@ -94,7 +104,7 @@ def record_of(folder):
 
 
 def history_of(folder):
-    return json.loads((folder / "training" / "history.json").read_text())
+    return json.loads((folder / "training" / "run.json").read_text())["history"]
 
 
 def model_bytes(folder):

@@ -1,10 +1,9 @@
 """Results of an uninterrupted run of the small recipe, once per session."""
 
 import pytest
-from run_recipes import small_recipe
+from run_recipes import fine_tune, small_recipe
 
 import ropepatch
-from ropepatch.training.fine_tuning import fine_tune
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +12,7 @@ def fine_tuned(tmp_path_factory):
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     return fine_tune(
         plan, small_recipe(), tmp_path_factory.mktemp("fine-tuned") / "out"
-    ).folder
+    ).path
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +21,4 @@ def adapter(tmp_path_factory):
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     return fine_tune(
         plan, small_recipe(save="adapter"), tmp_path_factory.mktemp("adapter") / "out"
-    ).folder
+    ).path

@@ -15,6 +15,7 @@ from filelock import FileLock
 from peft import LoraConfig, get_peft_model
 from run_recipes import (
     STEPS,
+    fine_tune,
     history_of,
     interrupted,
     logits,
@@ -36,15 +37,14 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import TINY, Checkpoint
+from ropepatch.model.checkpoint import TINY
 from ropepatch.model.precision import Precision
 from ropepatch.processes import ALONE, Processes
 from ropepatch.training import trainer
 from ropepatch.training.adapter import trainable
-from ropepatch.training.fine_tuning import fine_tune, merged_model
+from ropepatch.training.fine_tuning import merged_model
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
-from ropepatch.training.run import Run
-from ropepatch.training.run_checkpoints import checkpoints
+from ropepatch.training.run import PARTIAL, Run, checkpoints, newest
 from ropepatch.training.supply import read_supply
 
 TRAINED = 256
@@ -111,9 +111,9 @@ def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(
     recipe = small_recipe(
         trainer={"max_steps": 1}, watch=Watch(every=1, windows=2, target=False)
     )
-    supply = read_supply(Run.of(yarn(), recipe, tmp_path / "out"))
+    supply = read_supply(Run(yarn(), recipe, tmp_path / "out"))
     assert {len(piece) for piece in supply.pieces} == {TRAINED}
-    rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").folder)
+    rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").path)
     assert ["short_loss" in row for row in rows] == [True, True]
     assert not any("target_loss" in row or "target_passkey" in row for row in rows)
 
@@ -123,7 +123,7 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
 ):
     """Steps 3 and 5 are saved and logged, so the losses are means over other steps."""
     seldom = small_recipe(trainer={"save_steps": 100, "logging_steps": 2})
-    once = fine_tune(yarn(), seldom, tmp_path / "once").folder
+    once = fine_tune(yarn(), seldom, tmp_path / "once").path
     for step, last in ((2, 3), (4, 5)):
         lines = []
         send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
@@ -133,7 +133,7 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
         assert [path.name for path in checkpoints(tmp_path / "out.run")][-1:] == [
             f"checkpoint-{last}"
         ]
-    again = fine_tune(yarn(), seldom, tmp_path / "out", say=lines.append).folder
+    again = fine_tune(yarn(), seldom, tmp_path / "out", say=lines.append).path
     assert "resuming from checkpoint-5" in lines
     assert model_bytes(again) == model_bytes(once) == model_bytes(fine_tuned)
     found, expected = (
@@ -172,9 +172,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     interrupted(yarn(), small_recipe(), tmp_path / "out", point, step)
     assert not (tmp_path / "out").exists()
     lines = []
-    resumed = fine_tune(
-        yarn(), small_recipe(), tmp_path / "out", say=lines.append
-    ).folder
+    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out", say=lines.append).path
     assert (f"resuming from checkpoint-{last}" in lines) == (last > 0)
     assert model_bytes(resumed) == model_bytes(fine_tuned)
     assert history_of(resumed) == history_of(fine_tuned)
@@ -193,7 +191,7 @@ def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, fine_tuned)
     }
     resumed = fine_tune(
         yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out"
-    ).folder
+    ).path
     assert [row["step"] for row in history_of(resumed) if "loss" in row] == [
         2,
         3,
@@ -236,7 +234,7 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
     assert sorted(
         path.name for path in (tmp_path / "out.run").glob("checkpoint-*")
     ) == ["checkpoint-2"]
-    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out").folder
+    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out").path
     assert model_bytes(resumed) == model_bytes(fine_tuned)
 
 
@@ -246,7 +244,7 @@ def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jum
     recipe = small_recipe(
         lora=Lora(r=4), trainer={"max_steps": 1}, watch=Watch(every=1, target=False)
     )
-    batch = read_supply(Run.of(yarn(), recipe, tmp_path / "out")).batches[0]
+    batch = read_supply(Run(yarn(), recipe, tmp_path / "out")).batches[0]
     edges = batch["cu_seq_lens_q"].tolist()
     mask = torch.full((1, 1, edges[-1], edges[-1]), -torch.inf)
     for begin, end in itertools.pairwise(edges):
@@ -264,7 +262,7 @@ def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jum
         logits = model(batch["input_ids"], **inputs).logits[0, :-1]
     expected = torch.nn.functional.cross_entropy(logits, batch["labels"][0, 1:]).item()
     assert batch["position_ids"].diff().max() > 1
-    rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").folder)
+    rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").path)
     assert rows[-1]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
@@ -348,13 +346,17 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
 
 
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
-    monkeypatch.setattr("ropepatch.training.run.join", lambda: Processes(0, 2))
     monkeypatch.setattr(Processes, "deal", ALONE.deal)
     with pytest.raises(
         RopepatchError,
         match=r"out\.run belongs to another run: it differs in text, processes",
     ):
-        fine_tune(scaled(begun / "base"), of_texts(begun), begun / "out")
+        fine_tune(
+            scaled(begun / "base"),
+            of_texts(begun),
+            begun / "out",
+            processes=Processes(0, 2),
+        )
 
 
 def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
@@ -379,10 +381,10 @@ def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
 )
 def test_merged_equals_adapter(tmp_path, lora):
     recipe = small_recipe(lora=lora, trainer={"max_steps": 3})
-    merged = fine_tune(yarn(), recipe, tmp_path / "merged").folder
+    merged = fine_tune(yarn(), recipe, tmp_path / "merged").path
     adapter = fine_tune(
         yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter"
-    ).folder
+    ).path
     model, _ = ropepatch.load_adapter(adapter)
     stock = AutoModelForCausalLM.from_pretrained(merged)
     base, _ = ropepatch.load("tiny", device="cpu")
@@ -399,7 +401,7 @@ def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(
 ):
     folder = fine_tune(
         yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out"
-    ).folder
+    ).path
     before, after = load_file(TINY / "model.safetensors"), weights(folder)
     assert before.keys() == after.keys()
     changed = {
@@ -416,7 +418,7 @@ def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(
 def test_recomputed_activations_change_nothing(tmp_path, fine_tuned):
     folder = fine_tune(
         yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out"
-    ).folder
+    ).path
     assert model_bytes(folder) == model_bytes(fine_tuned)
 
 
@@ -429,7 +431,7 @@ def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was
     losses = []
     for name, mixed in (("out", True), ("full", False)):
         recipe = small_recipe(trainer={"max_steps": 3, "bf16": mixed})
-        folder = fine_tune(plan, recipe, tmp_path / name).folder
+        folder = fine_tune(plan, recipe, tmp_path / name).path
         assert {tensor.dtype for tensor in weights(folder).values()} == {torch.bfloat16}
         losses.append([row["loss"] for row in history_of(folder) if "loss" in row])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
@@ -548,7 +550,7 @@ def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_besi
 
 
 def test_the_check_compares_with_the_base_model_within_its_context(fine_tuned):
-    check = fine_tune(yarn(), small_recipe(), fine_tuned).short_context
+    check = fine_tune(yarn(), small_recipe(), fine_tuned).record.training.short_context
     losses = []
     for checkpoint in ("tiny", fine_tuned):
         model, tokenizer = ropepatch.load(checkpoint, device="cpu")
@@ -562,7 +564,7 @@ def test_the_check_compares_with_the_base_model_within_its_context(fine_tuned):
     strict = Watch(every=3, windows=1, passkey_trials=0, max_short_loss_increase=0.0)
     assert not fine_tune(
         yarn(), small_recipe(watch=strict), fine_tuned
-    ).short_context.passed
+    ).record.training.short_context.passed
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
@@ -600,7 +602,7 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(
         "float32",
     ):  # as on a machine with AMX, and on one without
         monkeypatch.setattr(
-            "ropepatch.training.preparation.fastest",
+            "ropepatch.training.run.fastest",
             lambda dtype=dtype: Precision(dtype),
         )
         if dtype == "bfloat16":
@@ -664,7 +666,7 @@ def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquan
     """bitsandbytes also runs on a CPU, where no recipe is let: the same path, without a GPU's kernels."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     monkeypatch.setattr(
-        "ropepatch.training.preparation._missing_packages", lambda recipe: ()
+        "ropepatch.training.preparation._check_4_bits", lambda recipe: None
     )
     # Or it repacks the weights in the first evaluation, and has no gradient of that.
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
@@ -676,7 +678,7 @@ def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquan
         trainer={"max_steps": 4, "bf16": True},
     )
     with trainers() as made:
-        folder = fine_tune(plan, recipe, tmp_path / "four").folder
+        folder = fine_tune(plan, recipe, tmp_path / "four").path
     layers = [
         part
         for part in made[0].model.modules()
@@ -717,12 +719,8 @@ def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_on
         ),
     )
     fine_tuned.save_pretrained(tmp_path / "trained")
-    merged = merged_model(
-        plan,
-        small_recipe(),
-        Checkpoint.find(source, weights=True),
-        tmp_path / "trained",
-    ).state_dict()
+    run = Run(plan, small_recipe(), tmp_path / "out")
+    merged = merged_model(run, tmp_path / "trained").state_dict()
     layer = fine_tuned.base_model.model.model.layers[0].self_attn.q_proj
     exact = layer.base_layer.weight + layer.get_delta_weight("default")
     found = merged["model.layers.0.self_attn.q_proj.weight"]
@@ -741,3 +739,19 @@ def test_two_runs_do_not_train_in_one_folder(tmp_path):
         pytest.raises(RopepatchError, match="another process is training"),
     ):
         fine_tune(yarn(), small_recipe(), tmp_path / "out")
+
+
+def test_the_newest_checkpoint_counts_and_what_was_not_finished_goes(tmp_path):
+    assert newest(tmp_path) is None
+    for name in (
+        "checkpoint-9",
+        "checkpoint-10",
+        "checkpoint-best",
+        "trained",
+        f"{PARTIAL}/checkpoint-11",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    assert newest(tmp_path).name == "checkpoint-10"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("checkpoint-9", "checkpoint-10", "checkpoint-best", "trained")
+    }

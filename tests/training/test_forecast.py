@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from run_recipes import small_recipe
+from run_recipes import fine_tune, small_recipe
 from tiny_models import LLAMA_SIZES, tiny_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,14 +17,14 @@ from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.cost import GIB, cache_bytes, forward_bytes, forward_operations
 from ropepatch.processes import Processes
 from ropepatch.training import forecast as module
-from ropepatch.training.adapter import trainable
+from ropepatch.training.adapter import Weights, trainable
 from ropepatch.training.forecast import (
     forecast,
     published_config,
     training_bytes,
     training_cost,
 )
-from ropepatch.training.preparation import Weights, prepare
+from ropepatch.training.preparation import check_trainable
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.run import Run
 from ropepatch.training.supply import read_supply
@@ -74,7 +74,7 @@ def test_the_weights_of_published_models_are_counted(name, weights):
 )
 def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
     config = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True)
-    counted = Weights.of(blueprint(config), small_recipe(lora=lora))
+    counted = Weights.of(blueprint(config), lora)
     model = trainable(LlamaForCausalLM(config), lora)
     assert counted.trained == sum(
         weights.numel() for weights in model.parameters() if weights.requires_grad
@@ -89,7 +89,7 @@ def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
 def needed(config, dtype="bfloat16", **changes):
     recipe = small_recipe(**changes)
     return training_bytes(
-        recipe, config, Weights.of(blueprint(config), recipe), dtype, 4096, 8192
+        recipe, config, Weights.of(blueprint(config), recipe.lora), dtype, 4096, 8192
     )
 
 
@@ -129,13 +129,12 @@ def test_the_memory_of_every_kind_of_decoder_is_estimated(family):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
-    run = replace(
-        Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count)
-    )
-    found = forecast(PLAN, small_recipe(), tmp_path / "out", processes=count)
+    processes = Processes(0, count)
+    run = Run(PLAN, small_recipe(), tmp_path / "out", processes=processes)
+    found = forecast(run)
     assert found.cost.tokens == read_supply(run).tokens
     assert found.cost.steps == 6
-    assert (found.obstacles, found.warnings) == ((), ())
+    assert found.warnings == ()
     assert not list(tmp_path.iterdir())
 
 
@@ -165,7 +164,7 @@ def test_hours_are_the_operations_of_all_passes_by_those_of_an_hour(monkeypatch)
 def test_too_little_memory_or_disk_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "memory_of", lambda device: 1000)
     monkeypatch.setattr(module, "_disk_free", lambda out: 1000)
-    memory, disk = forecast(PLAN, small_recipe(), tmp_path / "out").warnings
+    memory, disk = forecast(Run(PLAN, small_recipe(), tmp_path / "out")).warnings
     assert "GiB, cpu has 0.0" in memory
     assert f"on the disk of {tmp_path / 'out'}, 0.0 are free" in disk
 
@@ -184,7 +183,7 @@ def test_a_recipe_for_a_model_of_another_geometry_warns(
 ):
     if geometry == "of tiny":
         monkeypatch.setattr(module, "published_config", lambda model: PLAN.source.raw)
-    found = forecast(PLAN, small_recipe(model=model), "out")
+    found = forecast(Run(PLAN, small_recipe(model=model), Path("out")))
     assert [model in warning for warning in found.warnings] == [True] * warned
 
 
@@ -230,9 +229,10 @@ def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alik
     changes, said, tmp_path
 ):
     recipe = small_recipe(**changes)
-    assert said in str(forecast(PLAN, recipe, "out").obstacles[0])
+    ahead = ropepatch.train(PLAN, tmp_path / "out", recipe=recipe, dry_run=True)
+    assert said in str(ahead.obstacles[0])
     with pytest.raises(RopepatchError, match=said):
-        Run.of(PLAN, recipe, tmp_path / "out")
+        fine_tune(PLAN, recipe, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -253,4 +253,4 @@ def test_a_plan_that_cannot_be_fine_tuned_is_refused(config, method, said, tmp_p
     (source / "config.json").write_text(json.dumps(content | config))
     plan = ropepatch.plan(source, to=512, method=method)
     with pytest.raises(RopepatchError, match=said):
-        prepare(plan, small_recipe()).check()
+        check_trainable(plan, small_recipe())

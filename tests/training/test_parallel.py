@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import ways
+from run_recipes import history_of
 from safetensors.torch import load_file
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY
-from ropepatch.training.parallel import Sharing
+from ropepatch.training.arguments import announced, check_launcher
 from ropepatch.training.recipe import Recipe
 
 pytest.importorskip("deepspeed")
@@ -37,7 +38,7 @@ def trained(tmp_path_factory) -> Callable[[str | None, bool], Path]:
 
 def losses(out: Path) -> list[float]:
     """Losses of every step, and within the original context length."""
-    rows = json.loads((out / "training" / "history.json").read_text())
+    rows = history_of(out)
     return [
         row[key]
         for row in rows
@@ -92,30 +93,29 @@ def test_a_death_of_one_or_of_all_ends_the_others_and_the_same_command_ends_as_i
 
 
 @pytest.mark.parametrize("section", ["distil", "quantization"])
-def test_what_needs_all_weights_is_refused_where_they_are_split(section):
+def test_what_needs_all_weights_is_refused_where_they_are_split(section, monkeypatch):
     content = ways.recipe_of("fsdp2", lora=True) | {
         section: {} if section == "distil" else "4bit"
     }
     recipe = Recipe.model_validate(content)
-    Sharing().check(recipe)
+    check_launcher(recipe)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(RopepatchError, match="if FSDP or DeepSpeed splits the model"):
-        Sharing("FSDP").check(recipe)
+        check_launcher(recipe)
 
 
 @pytest.mark.parametrize("size", ["CP_SIZE", "SP_SIZE"])
 def test_a_recipe_is_not_trained_where_accelerate_splits_rows(monkeypatch, size):
     monkeypatch.setenv(f"PARALLELISM_CONFIG_{size}", "2")
     with pytest.raises(RopepatchError, match="packed sequences"):
-        Sharing().check(Recipe.model_validate(ways.recipe_of("fsdp2", lora=True)))
+        check_launcher(Recipe.model_validate(ways.recipe_of("fsdp2", lora=True)))
 
 
 def test_deepspeed_divides_and_clips_as_the_recipe_says(monkeypatch):
     for name in ("ACCUMULATION_STEPS", "CLIPPING"):
         monkeypatch.setenv(f"ACCELERATE_GRADIENT_{name}", "1")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    sharing = Sharing.of_environment()
-    assert sharing == Sharing("DEEPSPEED")
-    with sharing.announced(Recipe.model_validate(ways.recipe_of("zero3", lora=True))):
+    with announced(Recipe.model_validate(ways.recipe_of("zero3", lora=True))):
         assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
         assert (
             float(os.environ["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9

@@ -5,13 +5,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 from loss_models import shift_model
-from run_recipes import history_of, small_recipe
+from run_recipes import fine_tune, history_of, small_recipe
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.training import self_written as module
-from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
 from ropepatch.training.run import Run
 from ropepatch.training.self_written import generated, self_written
@@ -173,9 +172,7 @@ def test_a_training_reads_self_generated_text_three_times(
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     supply = read_supply(
-        Run.of(
-            ropepatch.plan("tiny", to=512, method="yarn"), own_text(), tmp_path / "out"
-        )
+        Run(ropepatch.plan("tiny", to=512, method="yarn"), own_text(), tmp_path / "out")
     )
     assert supply.batches.times(0) == pytest.approx(3, rel=0.05)
 
@@ -187,13 +184,13 @@ def test_training_and_evaluation_use_self_generated_text_from_the_cache(
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     lines = []
-    folder = fine_tune(plan, own_text(), tmp_path / "out", say=lines.append).folder
+    folder = fine_tune(plan, own_text(), tmp_path / "out", say=lines.append).path
     measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
     assert [0.3 < loss < 6 for loss in measured] == [True, True]
     assert not any("target_loss" in row for row in history_of(folder)), (
         "its documents end at L"
     )
-    again = fine_tune(plan, own_text(), tmp_path / "again", say=lines.append).folder
+    again = fine_tune(plan, own_text(), tmp_path / "again", say=lines.append).path
     assert history_of(again) == history_of(folder)
     assert (
         len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 from loss_models import build, tokens
 from run_recipes import (
+    fine_tune,
     history_of,
     run_two_processes,
     small_recipe,
@@ -22,10 +23,9 @@ from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
 from ropepatch.model.checkpoint import TINY
 from ropepatch.training.adapter import recompute_activations, trainable
-from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.preparation import prepare
+from ropepatch.training.preparation import check_trainable
 from ropepatch.training.recipe import Data, Distil, Generated, Lora
 from ropepatch.training.teacher import Teacher
 
@@ -266,7 +266,7 @@ def test_what_has_no_teacher_is_refused():
     with pytest.raises(
         RopepatchError, match=r"leaky-rerope with .* keeps distances within 256 up to"
     ):
-        prepare(yarn(), far).check()
+        check_trainable(yarn(), far)
 
 
 TWO = """

@@ -1,11 +1,10 @@
 """The short-context check: what a training changed within the original length."""
 
 import pytest
-from run_recipes import small_recipe
+from run_recipes import fine_tune, small_recipe
 
 import ropepatch
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.watching import short_context_check
 
@@ -50,5 +49,5 @@ def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch
     )
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     fine_tuned = fine_tune(plan, recipe, tmp_path / "out")
-    assert (fine_tuned.folder / "model.safetensors").is_file()
-    assert not fine_tuned.short_context.passed
+    assert (fine_tuned.path / "model.safetensors").is_file()
+    assert not fine_tuned.record.training.short_context.passed

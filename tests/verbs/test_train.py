@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 import yaml
+from gguf_files import write_gguf
 from hub_server import Hub, environment, serving, speak_to
 from run_recipes import (
     history_of,
@@ -527,5 +528,6 @@ def test_an_adapter_writes_no_fingerprint(tmp_path, run_here):
 
 
 def test_a_gguf_file_is_not_trained(tmp_path, run_here):
+    write_gguf(tmp_path / "model.gguf")
     done = run_here("train", "model.gguf", "--recipe", "tiny", cwd=tmp_path)
     assert "model.gguf is a GGUF file, which cannot be trained" in done.stderr

@@ -122,9 +122,7 @@ def train(
     record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))[
         "training"
     ]
-    history = json.loads(
-        (folder / "training" / "history.json").read_text(encoding="utf-8")
-    )
+    run = json.loads((folder / "training" / "run.json").read_text(encoding="utf-8"))
     keys = ("step", "short_loss", "target_loss", "target_passkey")
     return folder, {
         key: record[key] for key in ("steps", "tokens", "short_context")
@@ -133,7 +131,7 @@ def train(
         "windows": list(recipe.data.windows),
         "history": [
             {key: row[key] for key in keys if key in row}
-            for row in history
+            for row in run["history"]
             if "short_loss" in row
         ],
     }

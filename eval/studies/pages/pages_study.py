@@ -31,7 +31,7 @@ from ropepatch.data.haystack import CHARACTERS, Haystack, Haystacks
 from ropepatch.data.texts import digest, encode
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
-from ropepatch.evaluation.measuring import Subject
+from ropepatch.evaluation.measuring import Machine, Subject
 from ropepatch.evaluation.retrieval import Reader
 from ropepatch.files import check_resumed
 from ropepatch.model.checkpoint import Checkpoint
@@ -393,7 +393,8 @@ class Desk:
 
         source = Checkpoint.find(self.given.model, weights=True)
         dtype = known_dtype(self.given.dtype)
-        return Subject(self.given.model, source, join(self.given.device), dtype, say)
+        machine = Machine(join(self.given.device), dtype, say)
+        return Subject(self.given.model, source, machine)
 
     def page(self, index: int) -> tuple[str, Haystack]:
         """A page; see `Pages.page`."""
