@@ -6,10 +6,11 @@ import copy
 import logging
 from functools import singledispatch
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ropepatch.attention import Remapped, Remapping, remap_positions
@@ -45,10 +46,10 @@ KEPT = "rope_parameters", ORIGINAL, "head_dim", SEQUENCE, ACROSS_LAYERS
 
 
 class ScaledRope(RotarySubstitute):
-    """A rotary module that runs the stock forward with other frequencies.
+    """A rotary module whose forward is the stock one with other frequencies.
 
-    cos and sin keep the stock class's layout (half-split, interleaved, half-width, complex, per layer type)
-    and precision: float32 positions and angles, cast last.
+    It returns cos and sin for x [B, T, H] at position_ids [B, T], in the stock class's layout (half-split,
+    interleaved, half-width, complex, per layer type) and precision: float32 positions and angles, cast last.
     """
 
     state = "this model is already patched"
@@ -65,9 +66,12 @@ class ScaledRope(RotarySubstitute):
         self.plan = plan
         self.frequencies = plan.frequencies()
         self.softmax = {}
-        self.__dict__["table"] = scaled_twin(
-            self.stock, self.plan.config.site, self.frequencies
-        )
+        site = self.plan.config.site
+        table = scaled_twin(self.stock, site, self.frequencies)
+        self.__dict__ |= {  # not registered, as the stock module
+            "table": table,
+            "forward": MethodType(site.rotary_class.forward, table),
+        }
         self.follow(self.device)
 
     def follow(self, device: torch.device) -> None:
@@ -77,14 +81,6 @@ class ScaledRope(RotarySubstitute):
             self.plan.config.site.attribute("inv_freq"): self.frequencies.inv_freq
         }
         self.table._buffers = {name: table.to(device) for name, table in scaled.items()}
-
-    def forward(
-        self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Return cos and sin, as the stock class does, for x [B, T, H] at position_ids [B, T]."""
-        return self.plan.config.site.rotary_class.forward(
-            self.table, x, position_ids, *args, **kwargs
-        )
 
     def extra_repr(self) -> str:
         """Return the text in `print(model)`."""
