@@ -348,7 +348,6 @@ def check_resumed(
 
 
 HUB_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")
-
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY( BLOCK)?-----[\s\S]{64,}?KEY( BLOCK)?-----"
 )

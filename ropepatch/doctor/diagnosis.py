@@ -30,9 +30,9 @@ from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text, read_json
 from ropepatch.model.checkpoint import ADAPTER, CODE, Checkpoint, code_of, is_adapter
+from ropepatch.model.checkpoint import RECORD as RECORD
 from ropepatch.model.config import kind_of
 from ropepatch.model.in_memory import Difference, rope_differences, write_ropes
-from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import base_model
 from ropepatch.model.weights import Progress
 

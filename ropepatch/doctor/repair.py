@@ -11,7 +11,7 @@ from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import absent, check_inside, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import READING
-from ropepatch.model.record_file import FILE as RECORD
+from ropepatch.model.checkpoint import RECORD as RECORD
 from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 
 

@@ -29,7 +29,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.files import json_text, parse_json, read_text, whole_file
-from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole
+from ropepatch.model.checkpoint import Keys, Number, Part, Text, Tokens, Whole
 from ropepatch.settings import Share, refusal
 
 if TYPE_CHECKING:

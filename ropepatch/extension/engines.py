@@ -27,9 +27,9 @@ from ropepatch.model.architectures import (
     found,
     gguf_architecture,
 )
+from ropepatch.model.checkpoint import Part, Text
 from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE, Config, switches
 from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
-from ropepatch.model.record_file import Part, Text
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Method, Rope, divisors

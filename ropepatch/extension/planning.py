@@ -22,6 +22,7 @@ from ropepatch.extension.serving import Serving, serving
 from ropepatch.extension.text import plan_text
 from ropepatch.files import is_gguf, json_text, read_json
 from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
+from ropepatch.model.checkpoint import RECORD as RECORD
 from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.config import (
     DUAL_CHUNK,
@@ -36,7 +37,6 @@ from ropepatch.model.config import (
     switches,
 )
 from ropepatch.model.gguf import FREQS, GgufModel
-from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.scaling import METHODS, Scaling, YaRN
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import shared_temperature

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from keyword import iskeyword
 from pathlib import Path
@@ -14,10 +16,10 @@ from pydantic import Field, StrictBool
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import Engine as Engine
 from ropepatch.files import read_json, whole_file, write_json
-from ropepatch.model.checkpoint import HUB_ID
-from ropepatch.model.record_file import FILE as FILE
-from ropepatch.model.record_file import VERSION as VERSION
-from ropepatch.model.record_file import (
+from ropepatch.model.checkpoint import (
+    HUB_ID,
+    RECORD,
+    RECORD_VERSION,
     Keys,
     Number,
     Part,
@@ -27,13 +29,10 @@ from ropepatch.model.record_file import (
     refused,
     validated,
 )
+from ropepatch.settings import parse_yaml
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
-import re
-import shlex
-
-from ropepatch.settings import parse_yaml
 
 Texts = Text | list[Text]
 # Arguments of `plan`, which no parameter may share
@@ -253,7 +252,7 @@ class Record(Part):
         versions = {
             library: importlib.metadata.version(library) for library in libraries
         }
-        content = {"version": VERSION, **json.loads(plan.to_json())}
+        content = {"version": RECORD_VERSION, **json.loads(plan.to_json())}
         return cls.parse(without_paths(content | {"versions": versions} | more))
 
     @classmethod
@@ -261,7 +260,7 @@ class Record(Part):
         """Parse and validate the content of a record."""
         if "needs_ropepatch" in content:
             raise RopepatchError(
-                f"{FILE} belongs to a checkpoint with a swapped position encoding, not to an extension",
+                f"{RECORD} belongs to a checkpoint with a swapped position encoding, not to an extension",
                 hint="load it with `ropepatch.load`",
             )
         record = validated(cls, content, HINT)
@@ -270,7 +269,7 @@ class Record(Part):
                 not name.isidentifier() or iskeyword(name) or name in TAKEN
             ):  # model cards print it as Python
                 raise RopepatchError(
-                    f"{FILE} has a parameter {name[:60]!r}, expected a plain name",
+                    f"{RECORD} has a parameter {name[:60]!r}, expected a plain name",
                     hint=HINT,
                 )
         if not isinstance(record.config_changes.get("rope_parameters", {}), dict):
@@ -291,17 +290,17 @@ class Record(Part):
 
 def exists(folder: Path) -> bool:
     """Return whether a folder has a record."""
-    return (folder / FILE).is_file()
+    return (folder / RECORD).is_file()
 
 
 def read(folder: Path) -> Record:
     """Read the record of a checkpoint or an adapter."""
-    return Record.parse(read_json(folder / FILE))
+    return Record.parse(read_json(folder / RECORD))
 
 
 def write(folder: Path, record: Record) -> None:
     """Write a record into a folder, completely or not at all, without paths of this machine."""
-    with whole_file(folder / FILE) as partial:
+    with whole_file(folder / RECORD) as partial:
         write_json(partial, record.to_dict())
 
 
@@ -334,7 +333,6 @@ SHARED = re.compile(
 )  # a dataset may have a config
 
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
-
 PASSED_ON = ("license", "license_name", "license_link", "language")
 
 

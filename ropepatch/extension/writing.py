@@ -45,6 +45,7 @@ from ropepatch.files import (
 from ropepatch.model.checkpoint import (
     ADAPTER,
     READING,
+    RECORD,
     TEMPLATES,
     Checkpoint,
     code_of,
@@ -65,7 +66,7 @@ WRITTEN = {
     "config.json",
     TOKENIZER,
     "generation_config.json",
-    records.FILE,
+    RECORD,
     READING,
     "README.md",
     "evaluation.html",

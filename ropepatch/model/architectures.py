@@ -268,7 +268,6 @@ ENGINE_TYPES = (
 )  # from eval/results/engine-types.json, by docs/tables.py
 
 OTHER_TYPES = "*"  # all other rope types
-
 TESTED = "default", "linear", "yarn", "llama3", "longrope"
 
 ABSENT, NOT_KNOWN = "absent", "not known"

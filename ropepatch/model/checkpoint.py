@@ -14,9 +14,28 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeVar,
+)
 
 import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -33,8 +52,6 @@ from ropepatch.model.config import (
     without_remapping,
 )
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.record_file import FILE as RECORD
-from ropepatch.model.record_file import VERSION, Part, Text, validated
 from ropepatch.model.rotary import base_model
 from ropepatch.model.weights import INDEX, SINGLE, Weights, fingerprint, read_headers
 from ropepatch.settings import HUB_NAME, Length, shown
@@ -44,6 +61,91 @@ if TYPE_CHECKING:
 
 MOST_CONFIG = 4_000_000  # bytes; published ones have about 10,000
 CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for transformers
+RECORD = "ropepatch.json"
+RECORD_VERSION: Final = 1  # of the layout; older records have no version
+MAX_RECORDED = (
+    2**63
+)  # of numbers: larger ones are implausible, and may overflow a float
+
+Text = StrictStr
+
+Whole = Annotated[StrictInt, Field(ge=0, lt=MAX_RECORDED)]
+
+Tokens = Annotated[StrictInt, Field(ge=1, lt=MAX_RECORDED)]
+
+Number = (
+    Annotated[StrictInt, Field(gt=-MAX_RECORDED, lt=MAX_RECORDED)]
+    | Annotated[StrictFloat, Field(allow_inf_nan=False)]
+)
+
+Keys = dict[Text, Any]  # free-form values
+
+
+class Part(BaseModel):
+    """A record, or an object within one; unlike settings it keeps unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the given keys, JSON-ready."""
+        return self.model_dump(exclude_unset=True)
+
+
+Content = TypeVar("Content", bound=Part)
+
+
+def validated(
+    kind: type[Content], content: Mapping[str, Any], hint: str, file: str = RECORD
+) -> Content:
+    """Parse the content of a record file; an error names the first key that is missing or wrong."""
+    version = content.get("version", RECORD_VERSION)
+    if isinstance(version, int) and version > RECORD_VERSION:
+        raise RopepatchError(
+            f"{file} has version {version}, this ropepatch supports up to version {RECORD_VERSION}",
+            hint="pip install -U ropepatch",
+        )
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        missing = first["type"] == "missing"
+        raise refused(
+            content, first["loc"], hint, missing=missing, file=file
+        ) from error
+
+
+def refused(
+    content: Any,
+    path: tuple[int | str, ...],
+    hint: str,
+    *,
+    missing: bool = False,
+    file: str = RECORD,
+) -> RopepatchError:
+    """Make the error of an invalid key of a record.
+
+    Args:
+        content: The record.
+        path: The path of the key, which may include types that pydantic tried.
+        hint: The hint.
+        missing: Whether the last key is missing.
+        file: The name of the record's file.
+    """
+    names, place = [], content
+    for key in path:
+        if missing and key == path[-1]:
+            names.append(str(key))
+        elif isinstance(place, dict) and key in place:
+            names.append(str(key))
+            place = place[key]
+        elif isinstance(place, list | tuple) and isinstance(key, int):
+            place = place[key]
+    got = "nothing" if missing else shown(place)
+    return RopepatchError(
+        f"{file} has an invalid {'.'.join(names)}, got {got}", hint=hint
+    )
+
+
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 ADAPTER = "adapter_config.json"
@@ -366,7 +468,7 @@ class Swapped(Part):
 
 def read_swapped(folder: Path) -> Swapped:
     """Read the record of a swapped position encoding."""
-    content = {"version": VERSION} | read_json(folder / RECORD)
+    content = {"version": RECORD_VERSION} | read_json(folder / RECORD)
     hint = "put config.json, ropepatch.json and the weights of the same checkpoint together"
     return validated(Swapped, content, hint)
 
@@ -375,7 +477,7 @@ def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) ->
     """Mark a folder that transformers wrote as a checkpoint with a swapped encoding."""
     config = read_json(folder / "config.json")
     record = Swapped(
-        version=VERSION,
+        version=RECORD_VERSION,
         needs_ropepatch="its position encoding is not RoPE: load it with ropepatch.load",
         encoding=encoding,
         parameters=dict(parameters),

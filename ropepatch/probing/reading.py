@@ -17,9 +17,16 @@ from pydantic import Field, StrictInt
 from ropepatch.data.tiny.grammar import SENTENCES
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, whole_file
-from ropepatch.model.checkpoint import READING
+from ropepatch.model.checkpoint import (
+    READING,
+    Number,
+    Part,
+    Text,
+    Tokens,
+    Whole,
+    validated,
+)
 from ropepatch.model.config import stock_code
-from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, validated
 from ropepatch.scaling.rope import LONGEST
 
 if TYPE_CHECKING:

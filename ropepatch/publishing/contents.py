@@ -17,6 +17,7 @@ from ropepatch.model.checkpoint import (
     ADAPTER,
     CODE,
     READING,
+    RECORD,
     TEMPLATES,
     Checkpoint,
     code_of,
@@ -31,7 +32,7 @@ CARD = "README.md"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # In addition to the weights and the files of `is_carried`.
 CARRIED = {
-    "": [CARD, "evaluation.html", records.FILE, READING, ADAPTER],
+    "": [CARD, "evaluation.html", RECORD, READING, ADAPTER],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "training": ["*.json", "*.yaml"],

@@ -24,10 +24,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension import record as records
 from ropepatch.extension.record import shown_name
 from ropepatch.files import read_json, write_json
-from ropepatch.model.checkpoint import ADAPTER
+from ropepatch.model.checkpoint import ADAPTER, RECORD
 from ropepatch.progress import Say, silent
 from ropepatch.publishing import hub_client
 from ropepatch.publishing.card import MARKER, preview_card, write_card
@@ -191,9 +190,7 @@ def push(
             files = _shown(contents.files, Path(temporary))
             held = there.files if there else frozenset()
             deleted = sorted(
-                name
-                for name in held
-                if is_stale(name, files, ours=records.FILE in held)
+                name for name in held if is_stale(name, files, ours=RECORD in held)
             )
             commit = there.head if there else None
             if not dry_run:
@@ -267,7 +264,7 @@ def _check_private(there: _Branch | None, repo: str, private: bool) -> None:
 
 def _check_weights(there: _Branch | None, repo: str) -> None:
     """Raise `RopepatchError` if the push would replace weights that ropepatch did not write."""
-    if there is None or there.is_main or records.FILE in there.files:
+    if there is None or there.is_main or RECORD in there.files:
         return
     if others := sorted(filter(is_weights, there.files)):
         raise RopepatchError(

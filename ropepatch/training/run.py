@@ -30,8 +30,8 @@ from ropepatch.files import (
     write_json,
 )
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
+from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
 from ropepatch.model.precision import fastest
-from ropepatch.model.record_file import Keys, Number, Part, Text, validated
 from ropepatch.processes import Processes, join
 from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import seed_of
