@@ -317,7 +317,7 @@ def found(engine: str, whole: str, text: str, rope_type: str) -> Found:
 
 def may_have(engine: str, model_type: str) -> bool:
     """Return whether an engine has an architecture; True if its architectures are not listed."""
-    types = _engine_facts()[engine].get("types")
+    types = _engine_facts(engine).get("types")
     return types is None or model_type in types.split()
 
 
@@ -326,7 +326,7 @@ def needing_older_keys(whole: str, text: str) -> list[str]:
     engines = []
     if may_have("transformers 4.x", whole) and may_have("transformers 4.x", text):
         engines.append("transformers 4.x")
-    newer = _engine_facts()["mlx-lm"]["new_keys"].split()
+    newer = _engine_facts("mlx-lm")["new_keys"].split()
     was_tried = found("mlx-lm", whole, text, "default").verdict not in (
         ABSENT,
         NOT_KNOWN,
@@ -338,15 +338,13 @@ def needing_older_keys(whole: str, text: str) -> list[str]:
 
 def was_run(engine: str) -> bool:
     """Return whether small random models were run in an engine."""
-    return any(
-        how == "run" for how, *_ in _engine_facts().get(engine, {"rows": []})["rows"]
-    )
+    return any(how == "run" for how, *_ in _engine_facts(engine)["rows"])
 
 
 @cache
-def _engine_facts() -> dict[str, Any]:
-    facts: dict[str, Any] = parse_json(read_text(ENGINE_TYPES))
-    return facts
+def _engine_facts(engine: str) -> dict[str, Any]:
+    facts: dict[str, dict[str, Any]] = parse_json(read_text(ENGINE_TYPES))
+    return facts.get(engine, {"rows": []})  # nothing is known of an engine not listed
 
 
 @cache
@@ -354,6 +352,6 @@ def _engine_rows(engine: str) -> dict[str, tuple[Any, dict[str, str]]]:
     """How the verdicts were obtained, and the verdicts by rope type, for every architecture."""
     return {
         name: (how, verdicts)
-        for how, verdicts, names in _engine_facts()[engine]["rows"]
+        for how, verdicts, names in _engine_facts(engine)["rows"]
         for name in names.split()
     }
