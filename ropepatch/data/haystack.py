@@ -502,7 +502,10 @@ class Haystacks:
             [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
         )
         for plan in plans:
-            seeds = [plan.seed_of(index) for index in range(self.count)]
+            seeds = [
+                seed_of("haystack", plan.seed, plan.lengths[-1], index)
+                for index in range(self.count)
+            ]
             pages = [_Page(plan, writer, *seed) for seed in enumerate(seeds)]
             writer.follow([text for page in pages for text in page.texts])
             for page in pages:
@@ -510,11 +513,8 @@ class Haystacks:
 
     def haystack(self, index: int, writer: Writer) -> Haystack:
         """Return the haystack with an index from 0, for all lengths."""
-        return _Page(self, writer, index, self.seed_of(index)).haystack
-
-    def seed_of(self, index: int) -> int:
-        """Return the seed of the haystack with an index."""
-        return seed_of("haystack", self.seed, self.lengths[-1], index)
+        seed = seed_of("haystack", self.seed, self.lengths[-1], index)
+        return _Page(self, writer, index, seed).haystack
 
     def at(self, lengths: Sequence[int]) -> Haystacks:
         """Return the same settings with other lengths."""
