@@ -28,8 +28,8 @@ import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.files import whole_file
 from ropepatch.model.checkpoint import TINY
 from ropepatch.report.printers import markdown_rows

@@ -502,14 +502,19 @@ class Haystacks:
             [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
         )
         for plan in plans:
-            pages = [_Page(plan, writer, index) for index in range(self.count)]
+            seeds = [
+                seed_of("haystack", plan.seed, plan.lengths[-1], index)
+                for index in range(self.count)
+            ]
+            pages = [_Page(plan, writer, *seed) for seed in enumerate(seeds)]
             writer.follow([text for page in pages for text in page.texts])
             for page in pages:
                 yield page.haystack
 
     def haystack(self, index: int, writer: Writer) -> Haystack:
         """Return the haystack with an index from 0, for all lengths."""
-        return _Page(self, writer, index).haystack
+        seed = seed_of("haystack", self.seed, self.lengths[-1], index)
+        return _Page(self, writer, index, seed).haystack
 
     def at(self, lengths: Sequence[int]) -> Haystacks:
         """Return the same settings with other lengths."""
@@ -596,11 +601,9 @@ class _Key:
 class _Page:
     """Builder of one haystack."""
 
-    def __init__(self, plan: Haystacks, writer: Writer, index: int) -> None:
+    def __init__(self, plan: Haystacks, writer: Writer, index: int, seed: int) -> None:
         self._plan, self._writer, self._index = plan, writer, index
-        self._draw = random.Random(
-            seed_of("haystack", plan.seed, plan.lengths[-1], index)
-        )
+        self._draw = random.Random(seed)
         self._ids: list[int] = []
         self._keys = self._drawn()
 

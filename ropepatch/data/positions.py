@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -87,10 +86,3 @@ Positions = Annotated[
     ),
 ]
 POSITIONS: dict[str, type[PositionSampling]] = {"true-length": TrueLength, "pose": PoSE}
-
-
-def row_positions(
-    sampling: PositionSampling, lengths: Sequence[int], target: int, draw: random.Random
-) -> Tensor:
-    """Return positions [W], int64, of a row of segments of these ``lengths``, each sampled independently."""
-    return torch.cat([sampling.sample(length, target, draw) for length in lengths])

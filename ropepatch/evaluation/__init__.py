@@ -1,5 +1,5 @@
 """Measuring a model: any model, patched or not.
 
-Loss: `perplexity`, `curves`. Retrieval: `retrieval`. Intervals and ranking: `intervals`,
+Loss: `perplexity`. Retrieval: `retrieval`. Intervals and ranking: `intervals`,
 `results`, `comparisons`, `ranking`. Running: `suites`, `tasks`, `harness`, `measuring`.
 """

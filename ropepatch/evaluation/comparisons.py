@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import FEWEST, Mean
 from ropepatch.evaluation.results import Result, Row, Series, as_read, identity
 from ropepatch.evaluation.retrieval import why_not_counted
-from ropepatch.evaluation.tasks import task_of
 
 FLOOR = "floor"  # the label of the least possible loss
 BASELINE = "baseline"  # the label of a model without scaling
@@ -220,53 +218,3 @@ def _comparison(model: str, group: Sequence[Result]) -> Comparison:
         extended_from=group[0].model.get("extended_from"),
         floor=next((result for result in group if result.label == FLOOR), None),
     )
-
-
-def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """A summary at the original and the target length, by task and label, as JSON-ready data.
-
-    It has ``model``, the lengths ``trained`` and ``target`` in tokens, and ``tasks``. Each task has its
-    settings and, by label, the rows of every measure at these two lengths, or the next measured length below;
-    for lm-eval all scores.
-    """
-    groups = comparisons(results)
-    places = {(group.model, group.trained, group.target) for group in groups}
-    if len(places) != 1:
-        raise RopepatchError(
-            f"a summary needs one model and one target, got {len(places)}"
-        )
-    ((model, trained, target),) = places
-    tasks = [_task_summary(group) for group in groups if group.results]
-    content: dict[str, Any] = as_read(
-        {"model": model, "trained": trained, "target": target, "tasks": tasks}
-    )
-    return content
-
-
-def _task_summary(group: Comparison) -> dict[str, Any]:
-    task = task_of(group.task)
-    settings = {
-        key: group.parameters[key] for key in task.identity if key in group.parameters
-    }
-    return {
-        "task": group.task,
-        **settings,
-        "results": {
-            name: _quoted(group, result) for name, result in group.named().items()
-        },
-    }
-
-
-def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
-    """The rows at the original and the target length, or the next length below, and those of lm-eval."""
-    quoted = [row for row in result.rows if "task" in row.at]
-    for series in group.series:
-        rows = {row.length: row for row in series.of(result)}
-        bounds = (group.trained, group.target)
-        places = {
-            max(within)
-            for bound in bounds
-            if (within := [n for n in rows if n <= bound])
-        }
-        quoted += [rows[length] for length in sorted(places)]
-    return [row.tidy() for row in quoted]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ropepatch.data.haystack import Haystacks
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.retrieval import ask, why_not_counted
+from ropepatch.evaluation.tasks import Goal, RetrievalTask
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import seed_of
 
@@ -20,7 +20,6 @@ SHORTER, SHORTEST = (
     512,
 )  # prompts have at least this share of the original length, and so many tokens
 KEYS = 8  # questions of each kind per prompt
-FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
 
 
 def answerable(
@@ -40,28 +39,21 @@ def answerable(
     length = window
     while LEAST * length > most and length > max(window // SHORTER, SHORTEST):
         length //= 2
-    settings = _settings(length, seed_of("answerable", seed), most)
+    count = max(LEAST, min(MOST, min(most, TOKENS) // length))
+    draw = seed_of("answerable", seed)
     for keys in (KEYS, 1):
+        task = RetrievalTask(lengths=(length,), haystacks=count, keys=keys, seed=draw)
         try:
-            if keys == 1:
-                plan = Haystacks(**settings, keys=keys, kinds=[FALLBACK])
-            else:
-                plan, _ = Haystacks.by_default(tokenizer, length, **settings, keys=keys)
-            haystacks = list(plan.make(tokenizer))
+            prompts = task.prepare(Goal("", tokenizer, window, length))
         except RopepatchError:  # no room, or a tokenizer that cannot encode the keys
             continue
         with progress("questions within the original length") as advance:
-            answers = ask(model, haystacks, progress=advance)
-        shares = {kind: {length: answers.found(length, kind)} for kind in plan.kinds}
-        if found := [
-            k
-            for k in shares
-            if why_not_counted(shares[k], keys=keys, trained=window) is None
-        ]:
+            answers = ask(model, prompts.haystacks, progress=advance)
+        found = []
+        for kind in prompts.parameters["kinds"]:
+            shares = {length: answers.found(length, kind)}
+            if why_not_counted(shares, keys=keys, trained=window) is None:
+                found.append(kind)
+        if found:
             return found
     return []
-
-
-def _settings(length: int, seed: int, most: int) -> dict[str, Any]:
-    count = max(LEAST, min(MOST, min(most, TOKENS) // length))
-    return {"lengths": [length], "count": count, "seed": seed}

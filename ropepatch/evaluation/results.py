@@ -9,7 +9,6 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -26,7 +25,6 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, Tokens, Whole
@@ -376,23 +374,6 @@ def rows_of(measured: Sequence[tuple[str, Mapping[str, Any], Mean]]) -> list[Row
         clusters = [list(cluster) for cluster in mean.clusters]
         rows.append(Row(measure=measure, at=dict(at), clusters=clusters, **columns))
     return rows
-
-
-def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
-    """The loss of the first tokens up to each length."""
-    return rows_of([("loss", {"length": n}, curve.at(n)) for n in lengths])
-
-
-def rows_by_position(
-    curve: LossCurve, edges: Sequence[int], measure: str = "loss"
-) -> list[Row]:
-    """The loss between each two neighbouring edges of positions."""
-    return rows_of(
-        [
-            (measure, {"begin": begin, "end": end}, curve.between(begin, end))
-            for begin, end in pairwise(edges)
-        ]
-    )
 
 
 def joined(groups: Sequence[Sequence[Row]], at: Mapping[str, Any]) -> list[Row]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import chain, islice, product
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,13 +28,15 @@ from ropepatch.data.texts import (
 )
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.perplexity import check_windows, perplexity, windows
+from ropepatch.evaluation.perplexity import (
+    LossCurve,
+    check_windows,
+    perplexity,
+    windows,
+)
 from ropepatch.evaluation.results import (
     Row,
-    rows_by_length,
-    rows_by_position,
     rows_of,
 )
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
@@ -390,7 +392,8 @@ class Texts(Data):
         rows = self.rows(curve)
         if limited:
             beyond = [edge for edge in self._edges if edge >= self.trained]
-            rows += rows_by_position(curve.gain_over(*limited), beyond, "gain")
+            gain = curve.gain_over(*limited)
+            rows += rows_of(by_position("gain", gain, beyond))
         return rows
 
     def rows(self, curve: LossCurve) -> list[Row]:
@@ -398,8 +401,8 @@ class Texts(Data):
         lengths = {*self.parameters["lengths"]}
         if self.trained < max(lengths):
             lengths.add(self.trained)  # for the short-context cost
-        by_length = rows_by_length(curve, sorted(lengths))
-        return by_length + rows_by_position(curve, self._edges)
+        by_length = [("loss", {"length": n}, curve.at(n)) for n in sorted(lengths)]
+        return rows_of([*by_length, *by_position("loss", curve, self._edges)])
 
     @property
     def _edges(self) -> list[int]:
@@ -407,6 +410,16 @@ class Texts(Data):
         end = self.parameters["lengths"][-1]
         marks = {round(self.trained * 2 ** (half / 2)) for half in range(-6, 100)}
         return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
+
+
+def by_position(
+    measure: str, curve: LossCurve, edges: Sequence[int]
+) -> list[tuple[str, dict[str, int], Mean]]:
+    """The mean between each two neighbouring edges of positions."""
+    return [
+        (measure, {"begin": begin, "end": end}, curve.between(begin, end))
+        for begin, end in pairwise(edges)
+    ]
 
 
 def check_text(text: str | None, model: str | None) -> None:

@@ -204,8 +204,7 @@ class Record(Part):
         base_weights: The checksum of the weights that it was trained from.
         base: Metadata of the base model's card.
         earlier: The record of the base model, if ropepatch made it.
-        evaluation: The results of `--eval`: each task with its settings, and results by label; empty until
-            all are measured.
+        evaluation: The labels of the results in the folder evaluation, by task; empty until all are measured.
         command: The command that made it.
     """
 

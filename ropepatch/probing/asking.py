@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,9 @@ from ropepatch.model.head import in_eval_mode, input_device, log_probs_at
 from ropepatch.model.rotary import base_model
 from ropepatch.probing import reading as readings
 from ropepatch.probing.client import Answer, RefusedError, Server
-from ropepatch.probing.judging import Judgement, judge
+from ropepatch.probing.judging import Judgement, judge, named
 from ropepatch.probing.making import make_reading, most_probable, tokenizer_of
-from ropepatch.probing.reading import HINT, RIGHT, Reading, Top, source_ids
+from ropepatch.probing.reading import HINT, Reading, Top, source_ids
 from ropepatch.progress import Say, silent
 
 if TYPE_CHECKING:
@@ -73,19 +74,14 @@ class Probed:
         return f"Probed({self.engine}: {self.judgement})"
 
     def __str__(self) -> str:
-        names = list(self.judgement.divergences)
-        heads = [
-            "position",
-            *("the checkpoint" if name == RIGHT else name for name in names),
-        ]
-        read = zip(*(self.judgement.divergences[name] for name in names), strict=True)
-        rows = [
-            [
-                str(position),
-                *("no answer" if value is None else f"{value:.5f}" for value in values),
-            ]
-            for position, values in zip(self.reading.positions, read, strict=True)
-        ]
+        names = self.judgement.divergences
+        heads = ["position", *map(named, names)]
+        rows = [list(map(str, self.reading.positions))]
+        for divergences in self.judgement.divergences.values():
+            rows.append(
+                ["no answer" if far is None else f"{far:.5f}" for far in divergences]
+            )
+        rows = list(map(list, zip(*rows, strict=True)))
         table = as_text([columns(rows, heads, right=range(len(heads)))]).splitlines()
         if {*self.reading.beyond} == {False, True}:
             mark = f"--- beyond the original context length of {self.reading.window} tokens"
@@ -133,25 +129,21 @@ def probe(
     Raises:
         RopepatchError: If there is no server, no checkpoint written by ropepatch, or no fingerprint of it.
     """
-    if (
-        save_reading and not checkpoint
-    ):  # never write into a folder that only the server names
+    # Never write into a folder that only the server names
+    if save_reading and not checkpoint:
         raise RopepatchError(
             f"{argument('save_reading')} needs a checkpoint", hint="add CHECKPOINT"
         )
     if isinstance(server, nn.Module):
-        found = find(
-            checkpoint or str(base_model(server).config.name_or_path), revision
-        )
+        name = str(base_model(server).config.name_or_path)
+        found = find(checkpoint or name, revision)
         return probe_model(server, found, read_reading(found, save_reading, say))
     with Server(server, model, timeout) as asked:
         asked.look()
         found = find(checkpoint or asked.model, revision)
         reading = read_reading(found, save_reading, say)
         tokenizer = tokenizer_of(found)
-        ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[
-            : reading.positions[-1]
-        ]
+        ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)
         asking = _Asking(asked, reading, ids, tokenizer, say)
         answers, limit = asking.all(progress)
     judgement = judge(reading, answers, limit, refuses=asking.refuses)
@@ -202,7 +194,7 @@ def find(name: str | os.PathLike[str], revision: str | None = None) -> Checkpoin
 def read_reading(
     checkpoint: Checkpoint,
     save: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = silent,
 ) -> Reading:
     """Read the fingerprint in a checkpoint's folder, or compute it now."""
     if readings.exists(checkpoint.folder) and not save:
@@ -237,7 +229,7 @@ class _Asking:
     reading: Reading
     ids: list[int]
     tokenizer: PreTrainedTokenizerBase | None
-    say: Callable[[str], None]
+    say: Say
     refuses: bool = False  # whether the server refused a long prompt
 
     def all(self, advance: Advance) -> tuple[list[Top | None], int | None]:
@@ -255,24 +247,23 @@ class _Asking:
             limit = self._hidden_limit(answers)
         return answers, limit
 
+    def _ask(self, count: int) -> Answer:
+        """Request an answer to the first tokens."""
+        return self.server.next_token(self.ids[:count], self._text(count))
+
     def _at(self, position: int, has_answered: bool) -> tuple[Top | None, int | None]:
         """Return the answer at a position, or the server's limit in tokens if the prompt is too long."""
-        text = self._text(position)
-        if (
-            self.server.form is not None
-            and not self.server.form.by_ids
-            and text is None
-        ):
+        form = self.server.form
+        if form is not None and not form.by_ids and self._text(position) is None:
             return None, None
         try:
-            answer = self.server.next_token(self.ids[:position], text)
+            answer = self._ask(position)
         except RefusedError as error:
             if not has_answered:
                 raise
             self.say(f"{position} tokens: {error}")
-            first = self.reading.positions[0]
             try:  # a request that succeeded before
-                self.server.next_token(self.ids[:first], self._text(first))
+                self._ask(self.reading.positions[0])
             except RefusedError:
                 raise RopepatchError(
                     f"{self.server.shown} stopped answering: {error}",
@@ -280,78 +271,56 @@ class _Asking:
                 ) from error
             self.refuses = True
             return None, self._longest(position)
-        if (
-            answer.tokens is not None and answer.tokens < position - 1
-        ):  # the BOS token may not count
+        # the BOS token may not count
+        if answer.tokens is not None and answer.tokens < position - 1:
             return None, answer.tokens
         return self._read(answer), None
 
     def _longest(self, refused: int) -> int:
         """Find the longest prompt that a server answers: as it states, else by bisection."""
-        earlier = max(
-            (one for one in self.reading.positions if one < refused), default=1
-        )
-        if self.server.limit is not None and earlier <= self.server.limit <= refused:
-            return self.server.limit
-        low, high = earlier, refused
-        while high - low > 1:
-            middle = (low + high) // 2
+        earlier = [one for one in self.reading.positions if one < refused]
+        answered = earlier[-1] if earlier else 1
+        limit = self.server.limit
+        if limit is not None and answered <= limit <= refused:
+            return limit
+
+        def is_refused(count: int) -> bool:
             try:
-                self.server.next_token(self.ids[:middle], self._text(middle))
-                low = middle
+                self._ask(count)
             except RefusedError:
-                high = middle
-        return low + 1  # including the generated token
+                return True
+            return False
+
+        return _first(is_refused, answered, refused)  # including the generated token
 
     def _hidden_limit(self, answers: list[Top | None]) -> int | None:
         """Find how many tokens a silently truncating server uses; None if it uses all.
 
         Such a server returns the same distribution for the whole prompt as for its last tokens only.
         """
-        last = next(
-            (row for row in reversed(range(len(answers))) if answers[row]), None
-        )
-        if last is None or not self.reading.beyond[last] or not self.server.form:
+        rows = [row for row, answer in enumerate(answers) if answer]
+        beyond = [answers[row] for row in rows if self.reading.beyond[row]]
+        if not beyond or not self.reading.beyond[rows[-1]]:
             return None
-        if judge(self.reading, answers).is_right or not self.server.form.by_ids:
+        form = self.server.form
+        if form is None or not form.by_ids or judge(self.reading, answers).is_right:
             return None
-        beyond = [
-            one
-            for one, is_beyond in zip(answers, self.reading.beyond, strict=True)
-            if one and is_beyond
-        ]
         if len(beyond) > 2 and all(one == beyond[0] for one in beyond):
             return self.reading.window  # it uses only the first tokens, at least these
-        low, high = 0, self.reading.positions[last]
-        if not self._is_same(answers[last], last, self.reading.window):
-            return None
-        high = self.reading.window
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (
-                (low, middle)
-                if self._is_same(answers[last], last, middle)
-                else (middle, high)
-            )
-        return high
+        last = self.reading.positions[rows[-1]]
 
-    def _is_same(self, all_read: Top | None, row: int, count: int) -> bool:
-        position = self.reading.positions[row]
-        try:
-            answer = self._read(
-                self.server.next_token(self.ids[position - count : position], None)
-            )
-        except RefusedError:
-            return False
-        if answer is None or all_read is None:
-            return False
-        pairs = [
-            (all_read[token], answer[token])
-            for token in all_read.keys() & answer.keys()
-        ]
-        return len(pairs) >= len(all_read) - 1 and all(
-            abs(one - two) < 1e-3 for one, two in pairs
-        )
+        def is_same(count: int) -> bool:
+            """Return whether the last tokens alone have the same answer."""
+            try:
+                ids = self.ids[last - count : last]
+                answer = self._read(self.server.next_token(ids, None))
+            except RefusedError:
+                return False
+            return answer is not None and _are_equal(beyond[-1] or {}, answer)
+
+        if not is_same(self.reading.window):
+            return None
+        return _first(is_same, 0, self.reading.window)
 
     def _text(self, position: int) -> str | None:
         """Return the text of the first tokens; None if it would be tokenized differently."""
@@ -359,18 +328,15 @@ class _Asking:
             return None
         begin = self.ids[:position]
         text = str(self.tokenizer.decode(begin, skip_special_tokens=True))
-        return (
-            text
-            if list(self.tokenizer(text, verbose=False).input_ids) == begin
-            else None
-        )
+        again = self.tokenizer(text, verbose=False).input_ids
+        return text if list(again) == begin else None
 
     def _read(self, answer: Answer) -> Top | None:
         """Return the log-probabilities by token id; None if too few token texts are known."""
         if answer.by_id or not answer.by_text or self.tokenizer is None:
             return answer.by_id or None
         best: Top = {}
-        for table in self._spellings():
+        for table in self.spellings:
             known = {
                 table[text]: value
                 for text, value in answer.by_text.items()
@@ -379,29 +345,40 @@ class _Asking:
             best = max(best, known, key=len)
         return best if len(best) >= min(3, len(answer.by_text)) else None
 
-    def _spellings(self) -> list[dict[str, int]]:
-        """Map the token texts that engines use to token ids; -1 for an ambiguous text."""
-        if not hasattr(self, "_tables"):
-            assert self.tokenizer is not None
-            every = range(self.reading.vocabulary)
-            pieces = [
-                str(piece)
-                for piece in self.tokenizer.convert_ids_to_tokens(list(every))
-            ]
-            texts = self.tokenizer.batch_decode([[number] for number in every])
-            spaced = [
-                piece.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n")
-                for piece in pieces
-            ]
-            numbers = [str(number) for number in every]
-            self._tables = [
-                _by_text(spelling) for spelling in (texts, pieces, spaced, numbers)
-            ]
-        return self._tables
+    @cached_property
+    def spellings(self) -> list[dict[str, int]]:
+        """The token ids by the token texts that engines use; -1 for an ambiguous text."""
+        assert self.tokenizer is not None
+        every = list(range(self.reading.vocabulary))
+        pieces = list(map(str, self.tokenizer.convert_ids_to_tokens(every)))
+        texts = self.tokenizer.batch_decode([[number] for number in every])
+        spaced = [
+            piece.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n")
+            for piece in pieces
+        ]
+        tables = []
+        for spelling in (texts, pieces, spaced, map(str, every)):
+            table: dict[str, int] = {}
+            for number, text in enumerate(spelling):
+                table[text] = -1 if text in table else number
+            tables.append(table)
+        return tables
 
 
-def _by_text(spelling: Sequence[str]) -> dict[str, int]:
-    table: dict[str, int] = {}
-    for number, text in enumerate(spelling):
-        table[text] = -1 if text in table else number
-    return table
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Find the smallest number above ``low`` for which a condition holds, as it does for ``high``."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _are_equal(one: Top, other: Top) -> bool:
+    """Return whether two answers have the same tokens, but for one, and log-probabilities."""
+    common = one.keys() & other.keys()
+    if len(common) < len(one) - 1:
+        return False
+    return all(abs(one[token] - other[token]) < 1e-3 for token in common)

@@ -174,9 +174,7 @@ def judge(
         limit: The longest prompt that the engine reads, in tokens; None if it reads all.
         refuses: Whether it refuses longer prompts, instead of truncating them.
     """
-    tables = {
-        name: divergences(tops.rows(), answers) for name, tops in reading.tops.items()
-    }
+    tables = {name: divergences(tops, answers) for name, tops in reading.rows().items()}
     is_within = [not is_beyond for is_beyond in reading.beyond]
     within = {name: _at(table, is_within) for name, table in tables.items()}
     beyond = {name: _at(table, reading.beyond) for name, table in tables.items()}
@@ -210,13 +208,13 @@ def judge(
     if best != RIGHT:
         allowed = max(allowed, WORSE * noise, min(others) / CLOSER)
     if middle[best] > allowed:
-        near = f"no known error fits, the nearest hypothesis is {_named(best)}"
+        near = f"no known error fits, the nearest hypothesis is {named(best)}"
         far = f"typical KL divergence {middle[best]:.2g} nats beyond {reading.window} tokens"
         explained = f"{noise:.2g} within, precision explains {allowed:.2g}"
         return verdict(UNDECIDED, f"{near} ({far}, {explained}); {_advice(reading)}")
     for rival in tables:
         if rival != best and not _beats(tables[best], tables[rival]):
-            same = f"{_named(best)} and {_named(rival)} fit equally well"
+            same = f"{named(best)} and {named(rival)} fit equally well"
             return verdict(UNDECIDED, f"{same}; {_advice(reading)}")
     if best == RIGHT and UNSCALED in reading.alike:
         same = "with or without RoPE scaling this model predicts the same here"
@@ -240,9 +238,9 @@ def shows_no_error(reading: Reading) -> bool:
     """Return whether errors exist, and none differs from the right RoPE by more than 16 bits explain."""
     if len(reading.tops) + len(reading.alike) == 1:
         return False
-    rows = {name: tops.rows() for name, tops in reading.tops.items()}
-    by_error = effects(rows, reading.beyond)
-    least = max(FLOOR, ROUNDED * precision_of(reading))
+    rows, beyond = reading.rows(), reading.beyond
+    least = max(FLOOR, ROUNDED * typical(_at(reading.rounded, beyond)))
+    by_error = effects(rows, beyond)
     return all(effect <= least for effect in by_error.values())
 
 
@@ -278,5 +276,6 @@ def _beats(best: Divergences, rival: Divergences) -> bool:
     return bool(wilcoxon(differing, alternative="greater").pvalue < CHANCE)
 
 
-def _named(name: str) -> str:
+def named(name: str) -> str:
+    """Return how a hypothesis is called in a sentence."""
     return "the checkpoint" if name == RIGHT else name

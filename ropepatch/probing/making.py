@@ -24,7 +24,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Record
 from ropepatch.extension.writing import Written
 from ropepatch.model.checkpoint import READING, Checkpoint
-from ropepatch.model.config import Config, find_rotary, scaled_twin, stock_code
+from ropepatch.model.config import Config, scaled_twin, stock_code
 from ropepatch.model.cost import HOUR, forward_bytes, forward_operations, kind_of
 from ropepatch.model.head import log_probs_at
 from ropepatch.model.precision import available_bytes
@@ -116,7 +116,7 @@ def add_fingerprint(
             return
         if reason := _why_none_of(plan):
             raise RopepatchError(reason)
-        job = Job(checkpoint, written.record, device, written.model)
+        job = Job(checkpoint, written.record, plan.config, device, written.model)
         ropes = job.ropes if asked else job.affordable()
         if asked:
             say(f"computing {READING}: {job.duration}")
@@ -148,7 +148,7 @@ def make_reading(
     window = record.original_max_position_embeddings
     if reason := why_none(checkpoint.config, record.method, window, record.target):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
-    job = Job(checkpoint, record)
+    job = Job(checkpoint, record, checkpoint.config)
     names = job.ropes if hypotheses is None else hypotheses
     return job.reading({name: job.ropes[name] for name in names if name in job.ropes})
 
@@ -160,12 +160,14 @@ class Job:
     Args:
         checkpoint: The extended checkpoint.
         record: Its record.
+        config: Its configuration, or that of its source, for which the model is alike.
         device: Where the model runs.
         model: The loaded model, which is cast and moved in place; loaded if not given.
     """
 
     checkpoint: Checkpoint
     record: Record
+    config: Config
     device: str = "cpu"
     model: PreTrainedModel | None = None
 
@@ -177,25 +179,25 @@ class Job:
     @cached_property
     def operations(self) -> int:
         """The operations of one pass."""
-        config: Any = self.checkpoint.config.text
         weights = sum(map(math.prod, self.checkpoint.weights.shapes.values()))
-        return forward_operations(config, weights, self.record.target)
+        return forward_operations(self.config.text, weights, self.record.target)
 
     @cached_property
     def bytes_needed(self) -> int:
         """The memory of one pass: the weights, and the activations of a layer or the logits."""
-        pass_bytes = forward_bytes(self.checkpoint.config.text, self.record.target, 4)
+        pass_bytes = forward_bytes(self.config.text, self.record.target, 4)
         return self.checkpoint.weights.num_bytes + pass_bytes
+
+    @cached_property
+    def available(self) -> float:
+        """The bytes of the machine, in which CPUs and Apple's GPUs compute; infinite for other devices."""
+        shared = torch.device(self.device).type in ("cpu", "mps")
+        return available_bytes() if shared else math.inf
 
     @property
     def kind(self) -> str:
         """The kind of device, in `HOUR`."""
         return kind_of(torch.device(self.device).type)
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the device computes in the machine's memory, as CPUs and Apple's GPUs do."""
-        return torch.device(self.device).type in ("cpu", "mps")
 
     @property
     def duration(self) -> str:
@@ -210,11 +212,10 @@ class Job:
         Raises:
             RopepatchError: If it has not the time or the memory for two.
         """
-        available = available_bytes()
-        if self.shares_memory and self.bytes_needed > available:
+        if self.bytes_needed > self.available:
             raise RopepatchError(
                 f"it needs {self.bytes_needed / 1e9:.1f} GB of memory, "
-                f"{available / 1e9:.1f} GB are available"
+                f"{self.available / 1e9:.1f} GB are available"
             )
         for count in (len(self.ropes), FEWEST):
             work = (count + 1) * self.operations  # once more in 16 bits
@@ -240,7 +241,7 @@ class Job:
         tokenizer = tokenizer_of(self.checkpoint)
         source, ids = readings.draw_source(tokenizer, vocabulary, record.target, 0)
         candidates = _candidates(ids, tokenizer, window, record.target)
-        site = find_rotary(model)
+        site = self.config.site
         stock = model.get_submodule(site.path)
         log_probs: dict[str, Tensor] = {}
         with (
@@ -254,7 +255,6 @@ class Job:
             positions, log_probs[RIGHT] = _least_certain(
                 log_probs_at(model, tokens, every), candidates
             )
-            progress(1, passes)
             with _in_16_bits(model):
                 inexact = log_probs_at(model, tokens, positions)
             for error in list(ropes)[1:]:
@@ -269,10 +269,12 @@ class Job:
             for key, values in log_probs.items()
         }
         rounded = most_probable(inexact, name, DIGITS)
-        progress(passes, passes)
-        beyond = [position > window for position in positions]
-        by_error = effects(rows, beyond)
+        tops = {key: _tops(row) for key, row in rows.items()}
+        by_error = effects(rows, [position > window for position in positions])
+        far = divergences(rows[RIGHT], rounded)
         alike = [error for error, effect in by_error.items() if effect <= TOLD_APART]
+        for error in alike:
+            del tops[error]
         libraries = "ropepatch", "transformers", "torch"
         return Reading(
             version=1,
@@ -283,13 +285,9 @@ class Job:
             dtype=str(model.dtype).removeprefix("torch."),
             source=source,
             positions=positions,
-            tops={key: _tops(tops) for key, tops in rows.items() if key not in alike},
+            tops=tops,
             **({"alike": alike} if alike else {}),
-            rounded=[
-                round(far, PLACES)
-                for far in divergences(rows[RIGHT], rounded)
-                if far is not None
-            ],
+            rounded=[round(value or 0.0, PLACES) for value in far],
             versions={
                 library: importlib.metadata.version(library) for library in libraries
             },
@@ -297,7 +295,7 @@ class Job:
 
     def _placed(self) -> Any:
         """Return the model on its device, in float32 where there is the memory for it."""
-        small = 2 * self.bytes_needed < available_bytes() or not self.shares_memory
+        small = 2 * self.bytes_needed < self.available
         model: Any = self.model
         if model is None:
             model = self.checkpoint.load(torch.float32 if small else None)

@@ -122,6 +122,10 @@ class Reading(Part):
         """Whether each position is beyond the original context length."""
         return [position > self.window for position in self.positions]
 
+    def rows(self) -> dict[str, list[Top]]:
+        """Return the predictions at each position, by hypothesis."""
+        return {name: tops.rows() for name, tops in self.tops.items()}
+
     def is_consistent(self) -> bool:
         """Return whether its lists fit each other."""
         count = len(self.positions)

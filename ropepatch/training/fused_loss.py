@@ -79,7 +79,6 @@ def linear_distillation(
     answers: Tensor | None = None,
     temperature: float = 1.0,
     cross_entropy: float = 0.0,
-    top_k: int | None = None,
     chunk: int = DISTILLED,
 ) -> Tensor:
     """Sum T² KL(teacher || student), mixed with the labels' cross-entropy, over all labels but -100.
@@ -97,8 +96,6 @@ def linear_distillation(
             divergence; 0 for all other labels. None for no such label.
         temperature: T.
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
-        top_k: Number of the teacher's most probable tokens that are compared one by one, all others as one
-            event. None for all of the vocabulary.
         chunk: Tokens whose logits are held at a time, for each model.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
@@ -117,7 +114,7 @@ def linear_distillation(
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         divergence, gradient = _divergence(
-            logits, teacher.logits(rows).to(logits.dtype), temperature, top_k
+            logits, teacher.logits(rows).to(logits.dtype), temperature
         )
         weights = kept[rows].to(divergence)
         total = divergence.where(weights > 0, 0).mul(weights).sum() * temperature**2
@@ -130,26 +127,14 @@ def linear_distillation(
     return _summed(hidden, weight, bias, objective, len(labels), chunk)
 
 
-def _divergence(
-    student: Tensor, teacher: Tensor, t: float, top_k: int | None
-) -> tuple[Tensor, Tensor]:
+def _divergence(student: Tensor, teacher: Tensor, t: float) -> tuple[Tensor, Tensor]:
     """Compute KL(teacher || student) at temperature t, [C], and its gradient times t, [C, V]."""
     log_p = (teacher if t == 1 else teacher / t).log_softmax(1)
     del teacher
     log_q = (student if t == 1 else student / t).log_softmax(1)
-    if top_k is not None and top_k < log_p.shape[1]:
-        log_p = _with_tail_of(log_p, log_q, top_k)
     p = log_p.exp()
     divergence = torch.linalg.vecdot(p, log_p.sub_(log_q))
     return divergence, log_q.exp_().sub_(p)
-
-
-def _with_tail_of(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
-    """Keep p's k most probable tokens, and distribute the rest of its probability as q does."""
-    values, tokens = log_p.topk(k)
-    of_rest = log_p.scatter(1, tokens, -torch.inf).logsumexp(1, keepdim=True)
-    own_rest = log_q.scatter(1, tokens, -torch.inf).logsumexp(1, keepdim=True)
-    return (log_q + (of_rest - own_rest)).scatter_(1, tokens, values)
 
 
 def _as_multiplied(

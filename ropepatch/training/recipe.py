@@ -181,8 +181,6 @@ class Distil(Settings):
             mapping with the name and the parameters.
         temperature: T, of both distributions; the loss is T² KL(teacher || student) (arXiv:1503.02531).
         cross_entropy: Share of the cross-entropy of the text in the loss.
-        top_k: Number of the teacher's most probable tokens that are compared one by one, the others as one;
-            None for all.
         auto_size: Train on the longest sequences for which the device has the memory and needs about an hour,
             instead of `data.windows`, and lower the learning rate above a hidden size of 128.
     """
@@ -196,7 +194,6 @@ class Distil(Settings):
     ] = "rerope"
     temperature: Amount = 2.0
     cross_entropy: PartShare = 0.0
-    top_k: Count | None = None
     auto_size: bool = False
 
 
@@ -230,49 +227,45 @@ class Watch(Settings):
 # Arguments of transformers' `TrainingArguments` that a recipe may set beside those of `TrainerArguments`;
 # ropepatch or the launcher sets the others.
 PASSED_ON = (
-    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
-    *(
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "optim",
-        "optim_args",
-        "optim_target_modules",
-    ),
-    *(
-        "neftune_noise_alpha",
-        "tf32",
-        "full_determinism",
-        "accelerator_config",
-        "torch_empty_cache_steps",
-    ),
-    *("torch_compile", "torch_compile_backend", "torch_compile_mode"),
-    *("logging_steps", "logging_first_step", "logging_strategy", "log_level"),
-    *(
-        "save_steps",
-        "save_on_each_node",
-        "report_to",
-        "run_name",
-        "project",
-        "trackio_space_id",
-    ),
-    *(
-        "include_num_input_tokens_seen",
-        "dataloader_num_workers",
-        "dataloader_prefetch_factor",
-    ),
-    *(
-        "dataloader_pin_memory",
-        "dataloader_persistent_workers",
-        "ddp_backend",
-        "ddp_timeout",
-    ),
-    *(
-        "ddp_find_unused_parameters",
-        "ddp_bucket_cap_mb",
-        "ddp_broadcast_buffers",
-        "ddp_static_graph",
-    ),
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "optim",
+    "optim_args",
+    "optim_target_modules",
+    "neftune_noise_alpha",
+    "tf32",
+    "full_determinism",
+    "accelerator_config",
+    "torch_empty_cache_steps",
+    "torch_compile",
+    "torch_compile_backend",
+    "torch_compile_mode",
+    "logging_steps",
+    "logging_first_step",
+    "logging_strategy",
+    "log_level",
+    "save_steps",
+    "save_on_each_node",
+    "report_to",
+    "run_name",
+    "project",
+    "trackio_space_id",
+    "include_num_input_tokens_seen",
+    "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "ddp_backend",
+    "ddp_timeout",
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_static_graph",
 )
 
 

@@ -5,7 +5,6 @@ Shapes: W tokens of a row, a training sequence; N tokens of a batch of concatena
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,20 +16,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ropepatch.data.positions import PositionSampling, row_positions
+from ropepatch.data.positions import PositionSampling
 from ropepatch.data.questions import Questions
 from ropepatch.data.texts import begun
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import refuse_unknown, seed_of
+from ropepatch.settings import key_of, refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
 
-AROUND, PIECE = (
-    2**20,
-    2**12,
-)  # tokens of the text around questions, in total and per piece
+# Tokens of the text around questions, in total and per piece
+AROUND, PIECE = 2**20, 2**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +45,11 @@ class Row:
     labels: Tensor
     lengths: tuple[int, ...]
     answers: Tensor | None = None
+
+    @property
+    def weights(self) -> Tensor:
+        """The weights of known answers [W]; 0 for all other tokens."""
+        return torch.zeros(len(self.ids)) if self.answers is None else self.answers
 
     def joined(self) -> Row:
         """Return the row as one document: every token but the first has a label."""
@@ -68,9 +70,7 @@ class TokenRows:
         self, store: TokenStore, begin: int, seed: int, first: int | None = None
     ) -> None:
         self.name = store.name
-        self.digest = hashlib.sha256(
-            repr((store.digest, begin, seed, first)).encode()
-        ).hexdigest()
+        self.digest = key_of((store.digest, begin, seed, first))
         self._first = first
         self.size: int | None = max(len(store) - begin, 0)
         self._store, self._begin, self._seed = store, begin, seed
@@ -84,12 +84,10 @@ class TokenRows:
         stored, lengths = self._store.piece(begin, begin + window)
         ids = begun(stored, self._first)
         if ids is not stored:
-            kept = (
-                (1 + lengths[0], *lengths[1:-1], lengths[-1] - 1)
-                if len(lengths) > 1
-                else lengths
-            )
-            lengths = tuple(length for length in kept if length)
+            counts = list(lengths)
+            counts[0] += 1
+            counts[-1] -= 1
+            lengths = tuple(filter(None, counts))
         labels = ids.clone()
         labels[[0, *accumulate(lengths[:-1])]] = IGNORED
         return Row(ids, labels, lengths)
@@ -123,15 +121,10 @@ class GeneratedRows:
     ) -> None:
         refuse_unknown([material], MATERIALS, "material")
         self.name = f"generated {material}"
-        self.digest = hashlib.sha256(
-            repr((material, tokenizer_digest(tokenizer), seed)).encode()
-        ).hexdigest()
+        self.digest = key_of((material, tokenizer_digest(tokenizer), seed))
         self.size: int | None = None
-        self._material, self._narrator, self._seed = (
-            material,
-            _narrator(tokenizer),
-            seed,
-        )
+        self._narrator = _narrator(tokenizer)
+        self._material, self._seed = material, seed
 
     def row(self, index: int, window: int) -> Row:
         """As `TokenRows.row`; raises `RopepatchError` if the material needs more tokens."""
@@ -154,9 +147,7 @@ class QuestionRows:
         seed: int,
     ) -> None:
         self.name = f"questions ({', '.join(kinds)})"
-        self.digest = hashlib.sha256(
-            repr((store.digest, begin, [*kinds], seed)).encode()
-        ).hexdigest()
+        self.digest = key_of((store.digest, begin, [*kinds], seed))
         self.size: int | None = None
         pieces = torch.split(store.ids(begin, min(begin + AROUND, len(store))), PIECE)
         texts = [
@@ -248,12 +239,20 @@ class Schedule:
         """Count the training tokens of a source."""
         return int(self.windows[self.sources == source].sum())
 
+    def report(self, source: int, stream: Stream) -> str:
+        """Return a line on the tokens of a source, and its epochs unless it never repeats."""
+        tokens = self.tokens(source)
+        line = f"{stream.name}: {amount(tokens)} tokens are read"
+        if stream.size is None:
+            return line
+        return f"{line}, {tokens / stream.size:.1f} times what it has"
+
 
 class Batches(Dataset[dict[str, Tensor | int]]):
     """The batches of a training in order, each one forward pass of one process.
 
-    Arguments and number determine an item; `digest` identifies all items. n processes take items in turn,
-    with ``per_step`` n times the batches that each accumulates. A step then has the same items for any n.
+    Arguments and number determine an item. n processes take items in turn, with ``per_step`` n times the
+    batches that each accumulates. A step then has the same items for any n.
 
     An item concatenates the rows of the batch: ``input_ids``, ``labels`` and ``position_ids``, int64 [1, N].
     ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], are the bounds of the segments; ``max_length_q``
@@ -272,47 +271,11 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         target: int,
         seed: int,
     ) -> None:
-        self.schedule, self._streams, self._positions = (
-            schedule,
-            list(streams),
-            positions,
-        )
-        self._boundaries, self._target, self._seed = boundaries, target, seed
+        self.schedule, self._streams = schedule, list(streams)
+        self._positions, self._target = positions, target
+        self._boundaries, self._seed = boundaries, seed
+        self._asks = any(isinstance(stream, QuestionRows) for stream in streams)
         check_rows(streams, self.schedule.windows.tolist())
-        sampling = positions.model_dump(mode="json")
-        decisive = (
-            boundaries,
-            sampling,
-            target,
-            seed,
-            [stream.digest for stream in streams],
-        )
-        hashed = hashlib.sha256(repr(decisive).encode())
-        for values in (
-            self.schedule.begins,
-            self.schedule.windows,
-            self.schedule.sources,
-        ):
-            hashed.update(values.numpy().tobytes())
-        self.digest = hashed.hexdigest()
-
-    def times(self, source: int) -> float:
-        """Count the epochs of a source; 0 for one that never repeats."""
-        size = self._streams[source].size
-        return self.schedule.tokens(source) / size if size else 0.0
-
-    @property
-    def report(self) -> list[str]:
-        """A line on the tokens and epochs of each source."""
-        return [
-            f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
-            + (
-                ""
-                if stream.size is None
-                else f", {self.times(number):.1f} times what it has"
-            )
-            for number, stream in enumerate(self._streams)
-        ]
 
     def __len__(self) -> int:
         return len(self.schedule.begins) - 1
@@ -325,30 +288,26 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         positions = []
         for number, row in enumerate(rows):
             draw = random.Random(seed_of(self._seed, "positions", item, number))
-            positions.append(
-                row_positions(self._positions, row.lengths, self._target, draw)
-            )
-        known: dict[str, Tensor] = {}
-        if any(isinstance(stream, QuestionRows) for stream in self._streams):
-            answers = (
-                torch.zeros(len(row.ids)) if row.answers is None else row.answers
-                for row in rows
-            )
-            known = {"answers": torch.cat([*answers])[None]}
+            for length in row.lengths:
+                sampled = self._positions.sample(length, self._target, draw)
+                positions.append(sampled)
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return {
+        batch: dict[str, Tensor | int] = {
             "input_ids": torch.cat([row.ids for row in rows])[None],
             "labels": torch.cat([row.labels for row in rows])[None],
             "position_ids": torch.cat(positions)[None],
-            **known,
-            **{f"cu_seq_lens_{side}": ends for side in "qk"},
-            **{f"max_length_{side}": max(lengths) for side in "qk"},
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
         }
+        if self._asks:
+            batch["answers"] = torch.cat([row.weights for row in rows])[None]
+        return batch
 
     def _row(self, number: int) -> Row:
-        schedule = self.schedule
-        columns = (schedule.sources, schedule.indices, schedule.windows)
-        source, index, window = (int(column[number]) for column in columns)
-        row = self._streams[source].row(index, window)
+        stream = self._streams[int(self.schedule.sources[number])]
+        index = int(self.schedule.indices[number])
+        row = stream.row(index, int(self.schedule.windows[number]))
         return row if self._boundaries else row.joined()

@@ -41,8 +41,9 @@ SELF_READ = 3  # times that a training reads self-generated text; as good as onc
 
 @dataclass(frozen=True, eq=False)
 class Supply:
-    """The text of a recipe as token ids."""
+    """The text of a recipe as token ids. The digest identifies training and held-out text."""
 
+    digest: str
     batches: Batches  # the training batches, one forward pass of one process each
     pieces: list[Tensor]  # held out, [target], or [L] without evaluation at the target
     notes: list[str]  # lines on the texts, for the user
@@ -51,11 +52,6 @@ class Supply:
     def tokens(self) -> int:
         """The number of training tokens, over all processes and steps."""
         return int(self.batches.schedule.windows.sum())
-
-    @property
-    def digest(self) -> str:
-        """The fingerprint of training and held-out text."""
-        return f"{seed_of(self.batches.digest, digest(self.pieces)):016x}"
 
 
 def read_supply(run: Run) -> Supply:
@@ -79,7 +75,12 @@ def read_supply(run: Run) -> Supply:
         target=run.plan.target,
         seed=recipe.seed,
     )
-    return Supply(batches, pieces, reader.notes + batches.report)
+    streams = reader.streams
+    reports = [schedule.report(*one) for one in enumerate(streams)]
+    texts = [stream.digest for stream in streams]
+    return Supply(
+        key_of((texts, digest(pieces)))[:16], batches, pieces, reader.notes + reports
+    )
 
 
 def check_run(run: Run) -> None:

@@ -12,7 +12,6 @@ from huggingface_hub import try_to_load_from_cache
 from ropepatch.data.questions import TAUGHT
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
@@ -315,8 +314,11 @@ def _begin(written: Path) -> None:
 
 
 def _record(written: Path) -> None:
-    """Record all results in a checkpoint."""
-    records.amend(written, evaluation=summary(read_results(written)))
+    """Record in a checkpoint which results it contains."""
+    labels: dict[str, list[str]] = {}
+    for result in read_results(written):
+        labels.setdefault(result.task, []).append(result.label)
+    records.amend(written, evaluation=labels)
 
 
 def _warn_of_questions(written: Path, say: Say) -> None:

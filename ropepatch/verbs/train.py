@@ -26,11 +26,10 @@ from ropepatch.progress import (
     silent,
 )
 from ropepatch.settings import Length, name_of
-from ropepatch.training.forecast import forecast, other_model
+from ropepatch.training.forecast import forecast, other_model, sized
 from ropepatch.training.preparation import checks
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe
 from ropepatch.training.run import Run, checkpoints
-from ropepatch.training.self_taught import sized
 from ropepatch.training.supply import check_run
 from ropepatch.verbs.extend import (
     Extension,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropepatch.data.positions import PoSE, Positions, TrueLength, row_positions
+from ropepatch.data.positions import PoSE, Positions, TrueLength
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Settings
 
@@ -90,14 +90,6 @@ def paper(chunks: int, window: int, target: int) -> Counter[tuple[int, ...]]:
 def test_pose_positions_follow_the_distribution_of_the_paper(chunks, window, target):
     assert distribution(PoSE(chunks=chunks), window, target) == pytest.approx(
         paper(chunks, window, target)
-    )
-
-
-def test_each_segment_of_a_training_sequence_gets_its_own_sample():
-    row = row_positions(PoSE(), [5, 1, 30], 200, random.Random(4))
-    again = random.Random(4)
-    assert torch.equal(
-        row, torch.cat([PoSE().sample(length, 200, again) for length in (5, 1, 30)])
     )
 
 

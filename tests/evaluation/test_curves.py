@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.perplexity import LossCurve
 
 # Perplexities of a curve
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.perplexity import LossReader, perplexity
+from ropepatch.evaluation.perplexity import LossCurve, LossReader, perplexity
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_results import fine_tuned, reading
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.evaluation.results import (
     SCHEMA,
     Result,
@@ -19,10 +21,9 @@ from ropepatch.evaluation.results import (
     measure_of,
     read_result,
     results_json,
-    rows_by_length,
-    rows_by_position,
     rows_of,
 )
+from ropepatch.evaluation.tasks import by_position
 
 ROW = Row(
     measure="loss",
@@ -194,23 +195,22 @@ def test_an_unknown_value_is_null_and_a_dash(mean):
 
 
 def test_rows_by_length_and_by_position_are_those_of_the_curve():
-    rows = rows_by_length(CURVE, [2, 4])
+    rows = rows_of([("loss", {"length": n}, CURVE.at(n)) for n in (2, 4)])
     assert [(row.at, row.mean) for row in rows] == [
         ({"length": n}, CURVE.at(n)) for n in (2, 4)
     ]
-    read = rows_by_position(CURVE, [0, 2, 4, 5], "gain")
+    read = rows_of(by_position("gain", CURVE, [0, 2, 4, 5]))
     assert [row.at for row in read] == [
         {"begin": b, "end": e} for b, e in ((0, 2), (2, 4), (4, 5))
     ]
     assert [row.value for row in read] == [8.5 / 4, 22 / 6, 5.0]
     assert {row.measure for row in read} == {"gain"}
-    assert rows_by_position(CURVE, [3]) == []
+    assert by_position("loss", CURVE, [3]) == []
 
 
 def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
-    rows = rows_by_position(
-        LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1])), [0, 2, 5]
-    )
+    curve = LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1]))
+    rows = rows_of(by_position("loss", curve, [0, 2, 5]))
     (whole,) = joined([rows], {"length": 5})
     assert (whole.at, whole.measure) == ({"length": 5}, "loss")
     assert whole.clusters == [[22.0, 4], [12.0, 4], [22.0, 4]]
@@ -226,3 +226,17 @@ def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():
         "0.25",
         "word_perplexity",
     )
+
+
+# Comparisons
+
+
+def test_results_with_the_same_settings_are_compared_for_any_spelling_of_model_and_text():
+    first = reading("baseline", [0.6, 2.0, 12.0])
+    second = fine_tuned(reading("yarn + mine", [0.61, 0.5, 0.45], method="yarn"))
+    other = {
+        "model": second.model | {"name": "./tiny"},
+        "parameters": second.parameters | {"text": "./books"},
+    }
+    (group,) = comparisons([first, replace(second, **other)])
+    assert (group.model, list(group.results)) == ("tiny", [first.label, second.label])

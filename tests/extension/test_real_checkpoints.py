@@ -7,7 +7,7 @@ import pytest
 
 import ropepatch
 from ropepatch.data.texts import cut_windows, stream_texts
-from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.model.checkpoint import Checkpoint
 
 # Perplexity of positions 0 to T/2, T/2 to T, T to 2T, 2T to 4T; T = 256, the first 64 windows of 4T tokens.

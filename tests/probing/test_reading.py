@@ -110,10 +110,12 @@ def test_extend_prints_why_there_is_no_fingerprint(tmp_path, options, reason):
 def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(
     extended, monkeypatch
 ):
-    record = records.read(extended)
-    job, on_apple = (
-        making.Job(Checkpoint(extended), record, device) for device in ("cpu", "mps")
-    )
+    record, checkpoint = records.read(extended), Checkpoint(extended)
+
+    def job_on(device):
+        return making.Job(checkpoint, record, checkpoint.config, device)
+
+    job = job_on("cpu")
     assert job.affordable() == job.ropes
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3.5 * job.operations})
     assert list(job.affordable()) == [RIGHT, UNSCALED]
@@ -122,11 +124,11 @@ def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(
     minutes = f"takes about {len(job.ropes) + 1} min at {record.target} tokens; `reading` does it anyway"
     with pytest.raises(RopepatchError, match=re.escape(minutes)):
         job.affordable()
-    assert job.duration == on_apple.duration
+    assert job.duration == job_on("mps").duration
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)
-    for one in (job, on_apple):
+    for device in ("cpu", "mps"):
         with pytest.raises(RopepatchError, match="GB of memory"):
-            one.affordable()
+            job_on(device).affordable()
 
 
 def test_extend_warns_where_no_rope_error_changes_the_predictions(tmp_path):

@@ -95,7 +95,6 @@ def full_recipe() -> dict:
             "remapping": {"name": "rerope", "window": 64},
             "temperature": 2,
             "cross_entropy": 0.1,
-            "top_k": 9,
         },
         "lora": {
             "r": 4,

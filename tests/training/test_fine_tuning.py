@@ -349,7 +349,7 @@ def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
     monkeypatch.setattr(Processes, "deal", ALONE.deal)
     with pytest.raises(
         RopepatchError,
-        match=r"out\.run belongs to another run: it differs in text, processes",
+        match=r"out\.run belongs to another run: it differs in processes",
     ):
         fine_tune(
             scaled(begun / "base"),

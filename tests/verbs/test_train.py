@@ -34,7 +34,6 @@ from ropepatch.model.precision import UNITS
 from ropepatch.publishing.card.parts import teaching
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.settings import RECIPES, find_shipped
-from ropepatch.training import self_taught
 from ropepatch.training.recipe import read_recipe
 
 quiet = {"say": lambda line: None}
@@ -226,7 +225,9 @@ def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
     gib, hour, rows, reason, monkeypatch
 ):
     monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
-    monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
+    monkeypatch.setattr(
+        "ropepatch.training.forecast.memory_of", lambda device: int(gib * 2**30)
+    )
     monkeypatch.setattr(
         "ropepatch.training.forecast.HOUR", dict.fromkeys(("cpu", "cuda"), hour)
     )

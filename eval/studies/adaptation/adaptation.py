@@ -23,7 +23,7 @@ import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts, cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.training.recipe import Data, Recipe, Watch, read_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py

@@ -21,8 +21,8 @@ from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.model.checkpoint import Checkpoint as Source
 from ropepatch.report.printers import markdown_rows
+from ropepatch.training.forecast import sized
 from ropepatch.training.recipe import read_recipe
-from ropepatch.training.self_taught import sized
 from ropepatch.training.supply import SELF_READ
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py

@@ -19,8 +19,8 @@ from typing import Any
 import ropepatch
 from ropepatch.extension.planning import Plan
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.training.forecast import sized
 from ropepatch.training.recipe import read_recipe
-from ropepatch.training.self_taught import sized
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 

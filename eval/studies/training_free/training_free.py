@@ -18,7 +18,7 @@ from torch import Tensor
 
 import ropepatch
 from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.perplexity import LossCurve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
