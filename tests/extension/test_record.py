@@ -7,8 +7,8 @@ from checkpoint_folders import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import FILE, Record, amend, read, write
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.extension.record import Record, amend, read, write
+from ropepatch.model.checkpoint import RECORD, Checkpoint
 
 TRAINING = RECORDS["trained"]["training"]
 
@@ -19,7 +19,7 @@ def record():
 
 
 def put(folder, content):
-    (folder / FILE).write_text(json.dumps(content))
+    (folder / RECORD).write_text(json.dumps(content))
     return folder
 
 
@@ -43,7 +43,7 @@ def test_amending_keeps_unknown_keys(record, tmp_path):
     put(tmp_path, record.to_dict() | mine)
     amended = amend(tmp_path, command="ropepatch extend", engines=[])
     assert amended == read(tmp_path)
-    assert json.loads((tmp_path / FILE).read_text()) == record.to_dict() | mine | {
+    assert json.loads((tmp_path / RECORD).read_text()) == record.to_dict() | mine | {
         "command": "ropepatch extend",
         "engines": [],
     }
@@ -59,12 +59,12 @@ def test_no_path_of_this_machine_is_written(record, tmp_path):
             model=path, command=f"ropepatch extend {path} --to 1k", training=trained
         ),
     )
-    assert "zorro" not in (tmp_path / FILE).read_text()
+    assert "zorro" not in (tmp_path / RECORD).read_text()
 
 
 def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkeypatch):
     write(tmp_path, record)
-    before = (tmp_path / FILE).read_bytes()
+    before = (tmp_path / RECORD).read_bytes()
     with pytest.raises(RopepatchError, match="has an invalid target, got 0"):
         amend(tmp_path, target=0)
 
@@ -76,7 +76,7 @@ def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkey
     with pytest.raises(OSError, match="No space"):
         amend(tmp_path, command="ropepatch")
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
-    assert (tmp_path / FILE).read_bytes() == before
+    assert (tmp_path / RECORD).read_bytes() == before
 
 
 # Records from other people
