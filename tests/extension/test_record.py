@@ -75,7 +75,7 @@ def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkey
     monkeypatch.setattr("ropepatch.extension.record.write_json", full)
     with pytest.raises(OSError, match="No space"):
         amend(tmp_path, command="ropepatch")
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [RECORD]
     assert (tmp_path / RECORD).read_bytes() == before
 
 
