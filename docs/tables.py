@@ -29,7 +29,6 @@ import encoding_properties
 import engine_types
 import engines_study
 import explorer_numbers
-import front_page
 import generate
 import gguf_study
 import measured
@@ -38,6 +37,7 @@ import pages_tables
 import pretraining_recipe
 import registries
 import remappings_study
+import short_tables
 from measured import RESULTS, result
 from registries import DescribedSchema
 
@@ -143,16 +143,12 @@ def ranking_rule() -> str:
 
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
-    "README.md": {
-        "accuracy": lambda: smollm2(front_page.accuracy),
-        "hardware": front_page.hardware,
-        "models": front_page.models,
-    },
     "docs/guides/fine-tune.md": {
         "training": measured.trained_in_short,
         "hardware": registries.hardware,
     },
     "docs/guides/choose.md": {
+        "accuracy": lambda: smollm2(short_tables.accuracy),
         "remappings-measured": lambda: remappings_study.short_table(
             rows("position-remappings")
         ),
@@ -177,6 +173,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "costs": measured.costs,
     },
     "docs/reference/engines.md": {
+        "by-model": short_tables.models,
         "engine-versions": registries.engine_versions,
         "engines": generate.engines,
         "engines-probed": lambda: engines_study.probed_table(rows("engines")),

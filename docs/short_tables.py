@@ -1,7 +1,7 @@
-"""The tables of README, each a few rows of a longer one elsewhere."""
+"""Tables of guides with a few rows of longer ones."""
 
 from pages_tables import Outcome, answers_of, found, kinds_of, mean
-from registries import PRESETS, costs_of, gpu_hours, plan_of, smallest_gpu
+from registries import PRESETS, plan_of
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.report.printers import markdown_rows
@@ -20,12 +20,6 @@ MODELS = (
         "mistralai/Mistral-7B-v0.3",
     ),
     *("google/gemma-3-4b-it", "openai/gpt-oss-20b", "HuggingFaceTB/SmolLM3-3B"),
-)
-TRAININGS = (
-    "smollm2-135m-32k",
-    "llama2-7b-yarn-32k-pose",
-    "qwen3-8b-128k",
-    "llama3.1-8b-256k",
 )
 
 
@@ -63,17 +57,3 @@ def models() -> str:
         )
         engines = [line.engine for line in plan.engines]
     return markdown_rows(("model", "context length", "`rope_type`", *engines), rows)
-
-
-def hardware() -> str:
-    """Estimated memory and time of some recipes."""
-    rows = []
-    for name in TRAININGS:
-        costs = costs_of(name)
-        memory = (
-            f"{cost.memory:.0f} GiB: {smallest_gpu(cost.memory)}" for cost in costs
-        )
-        rows.append((f"`{name}`", *memory, gpu_hours(costs[0])))
-    return markdown_rows(
-        ("recipe", "LoRA", "QLoRA (`quantization: 4bit`)", "H100 hours"), rows
-    )
