@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +17,22 @@ from ropepatch.attention.modeling_position_remapping import (
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS
 from ropepatch.model.config import text_config
-from ropepatch.model.rotary import RotarySubstitute, find_substitute
+from ropepatch.model.rotary import (
+    OwnConfigs,
+    RotarySubstitute,
+    Substitution,
+    find_substitute,
+)
 
-_MASKED_LAYERS = {
-    GLOBAL_LAYERS,
-    SLIDING_LAYERS,
-}  # layer types that differ only in their mask
+# Layer types that differ only in their mask
+_MASKED_LAYERS = {GLOBAL_LAYERS, SLIDING_LAYERS}
 OWN_MASK = "its layers make masks of their own"
-ATTENTION = (
-    "_attn_implementation_internal",
-)  # attribute of a configuration with the name of its attention
-OTHER_SCORES = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-)  # arguments with which a model changes its scores
+# Attribute of a configuration with the name of its attention
+ATTENTION = ("_attn_implementation_internal",)
+# Arguments with which a model changes its scores
+OTHER_SCORES = ("softcap", "s_aux", "position_bias")
+
+logger = logging.getLogger("ropepatch")
 
 
 class PositionsInAttention(RotarySubstitute):
@@ -67,6 +69,67 @@ class PositionsInAttention(RotarySubstitute):
         self.check_attention()
         cos, _ = self.stock(x, position_ids, *layer_type)
         return torch.ones_like(cos), torch.zeros_like(cos)
+
+    def put(
+        self,
+        model: PreTrainedModel,
+        path: str,
+        layers: Mapping[nn.Module, bool],
+        configs: OwnConfigs,
+    ) -> None:
+        """Replace the rotary module of a model, and the attention that gives positions to it.
+
+        Args:
+            model: The model.
+            path: The path of its rotary module.
+            layers: Its attention modules, and whether each gets positions.
+            configs: The model's own configurations.
+        """
+        self.configs = configs
+        self.train(self.stock.training)
+        model.set_submodule(path, self)
+        for module, has_positions in layers.items():
+            module.__dict__[POSITIONS_SLOT] = self if has_positions else None
+        set_attention(model, self.attention)
+        name = type(model).__name__
+        logger.info("%s: %s put in: %s", name, self.what, self.extra_repr())
+
+
+Positions = TypeVar("Positions", bound=PositionsInAttention)
+
+
+class AttentionSubstitution(Substitution[Positions]):
+    """The handle of a model whose attention encodes positions, and a context manager that removes them.
+
+    Args:
+        model: The model.
+        path: The path of its rotary module.
+        substitute: The module at that path now.
+    """
+
+    slots: Mapping[nn.Module, Any] = {}  # of attention modules, after `remove()`
+
+    @property
+    def positions(self) -> Positions:
+        """What encodes positions now.
+
+        Raises:
+            RopepatchError: If it has been removed.
+        """
+        if not self.in_force:
+            raise RopepatchError(
+                f"this {self._substitute.what} has been taken out",
+                hint=f"repeat the {self._substitute.when}",
+            )
+        return self._substitute
+
+    def _undo(self) -> None:
+        self.slots = {
+            part: part.__dict__.pop(POSITIONS_SLOT)
+            for part in self.model.modules()
+            if POSITIONS_SLOT in part.__dict__
+        }
+        logger.info("%s: %s removed", type(self.model).__name__, self._substitute.what)
 
 
 def uninterchangeable(model: PreTrainedModel) -> str | None:

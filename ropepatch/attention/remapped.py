@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -21,6 +20,7 @@ from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import (
     ATTENTION,
     POSITIONS_SLOT,
+    AttentionSubstitution,
     PositionsInAttention,
     set_attention,
     uninterchangeable,
@@ -33,7 +33,6 @@ from ropepatch.model.checkpoint import InMemory
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
     OwnConfigs,
-    Substitution,
     base_model,
     find_substitute,
     own_configs,
@@ -43,8 +42,6 @@ from ropepatch.settings import Length, shown
 
 # Registered in transformers for the whole process
 REMAPPED_ATTENTION = "ropepatch_remapping"
-
-logger = logging.getLogger("ropepatch")
 
 
 class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
@@ -73,16 +70,13 @@ class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
     ) -> None:
         super().__init__(stock, config)
         self.distances = distances
-        parameters = distances.parameters()
-        self.set_remapping(
-            config,
-            {
-                "name": distances.name,
-                "parameters": parameters,
-                "window": window,
-                "layer_type": layer_type,
-            },
-        )
+        described = {
+            "name": distances.name,
+            "parameters": distances.parameters(),
+            "window": window,
+            "layer_type": layer_type,
+        }
+        self.set_remapping(config, described)
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
         """Return ones and zeros; the original cos and sin for layer types that are not remapped."""
@@ -110,7 +104,7 @@ AttentionInterface.register(REMAPPED_ATTENTION, _attend)
 AttentionMaskInterface.register(REMAPPED_ATTENTION, modeling.short_mask)
 
 
-class Remapped(Substitution[RemappedRope]):
+class Remapped(AttentionSubstitution[RemappedRope]):
     """Handle of a model with a position remapping, and a context manager that removes it.
 
     Args:
@@ -119,8 +113,6 @@ class Remapped(Substitution[RemappedRope]):
         substitute: The module at that path now.
     """
 
-    _slots: Mapping[nn.Module, Any] = {}  # of attention modules, set by `_undo`
-
     @property
     def distances(self) -> Remapping:
         """The remapping in use, with all its parameters.
@@ -128,26 +120,13 @@ class Remapped(Substitution[RemappedRope]):
         Raises:
             RopepatchError: If it has been removed.
         """
-        if not self.in_force:
-            raise RopepatchError(
-                "this remapping has been taken out", hint="call remap_positions again"
-            )
-        return self._substitute.distances
+        return self.positions.distances
 
     def _undo(self) -> None:
-        self._slots = {
-            part: part.__dict__.pop(POSITIONS_SLOT)
-            for part in self.model.modules()
-            if POSITIONS_SLOT in part.__dict__
-        }
+        super()._undo()
         refused = vars(self.model).pop("save_pretrained")
         if refused.keywords["wrapped"] is not None:
             vars(self.model)["save_pretrained"] = refused.keywords["wrapped"]
-        logger.info(
-            "%s: remapping %s -> none",
-            type(self.model).__name__,
-            self._substitute.distances.name,
-        )
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -158,7 +137,7 @@ class Remapped(Substitution[RemappedRope]):
         """
         rope = self._substitute
         configs = OwnConfigs(self.model, ATTENTION)
-        for part, slot in self._slots.items():
+        for part, slot in self.slots.items():
             part.__dict__[POSITIONS_SLOT] = slot
         try:
             set_attention(self.model, REMAPPED_ATTENTION)
@@ -166,7 +145,7 @@ class Remapped(Substitution[RemappedRope]):
             with rotating_by(self.model, self.path, rope):
                 yield
         finally:
-            for part in self._slots:
+            for part in self.slots:
                 part.__dict__.pop(POSITIONS_SLOT, None)
             configs.put_back(self.model)
 
@@ -213,53 +192,31 @@ def _mapped(
     target = source.config.target(to, source.name)
     fitted = distances.fitted(window, target)
     layers = rotating_layers(base, site, partial(_refusal, config.model_type))
-    if not any(
-        rotates and _sees_far(module, config, window)
-        for module, rotates in layers.items()
-    ):
+    rotating = [module for module, rotates in layers.items() if rotates]
+    if not any(_sees_far(module, config, window) for module in rotating):
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
-    path = site.path
-    stock = base.get_submodule(path)
-    rope = RemappedRope(stock, config, fitted, window, site.layer_type).train(
-        stock.training
-    )
-    rope.configs = configs
-    base.set_submodule(path, rope)
-    for module, rotates in layers.items():
-        module.__dict__[POSITIONS_SLOT] = rope if rotates else None
+    stock = base.get_submodule(site.path)
+    rope = RemappedRope(stock, config, fitted, window, site.layer_type)
+    rope.put(base, site.path, layers, configs)
     config.max_position_embeddings = target
-    config.position_remapping = {
-        "name": fitted.name,
-        "target": target,
-    } | fitted.parameters()
+    described = {"name": fitted.name, "target": target}
+    config.position_remapping = described | fitted.parameters()
     wrapped = vars(base).get("save_pretrained")
     vars(base)["save_pretrained"] = partial(
         _refuse_saving, fitted.name, wrapped=wrapped
     )
-    set_attention(base, REMAPPED_ATTENTION)
-    logger.info("%s: remapping none -> %s", type(base).__name__, rope.extra_repr())
-    return Remapped(base, path, rope)
+    return Remapped(base, site.path, rope)
 
 
 def check_mappable(model: PreTrainedModel, window: int) -> None:
     """Raise an error if the classes or configuration of a model rule out a remapping; needs no weights."""
     config: Any = text_config(model.config)
     reason = uninterchangeable(model)
-    sees, kinds = (
-        getattr(config, "sliding_window", None),
-        getattr(config, "layer_types", None),
-    )
+    sees = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ()
     if not isinstance(sees, int | None):
-        reason, sees = (
-            f"its sliding_window must be a whole number, got {shown(sees)}",
-            None,
-        )
-    if (
-        not reason
-        and sees
-        and sees <= window
-        and not set(kinds or ()) - {SLIDING_LAYERS}
-    ):
+        reason = f"its sliding_window must be a whole number, got {shown(sees)}"
+    elif not reason and sees and sees <= window and set(kinds) <= {SLIDING_LAYERS}:
         reason = _narrow(sees, window)
     if reason:
         raise _refusal(config.model_type, reason)

@@ -20,23 +20,19 @@ from ropepatch.cli.derive import app
 from ropepatch.cli.streams import Output, safe_streams
 from ropepatch.errors import LENGTHS, RopepatchError, is_out_of_memory
 
-SCALINGS = (  # options of other tools whose value is a RoPE scaling or its factor
-    *(
-        "rope_scaling",
-        "rope_parameters",
-        "rope_type",
-        "hf_overrides",
-        "json_model_override_args",
-    ),
-    *(
-        "factor",
-        "rope_factor",
-        "rope_scaling_factor",
-        "rope_scaling_type",
-        "rope_scale",
-        "scale",
-    ),
-)
+SCALINGS = {  # options of other tools whose value is a RoPE scaling or its factor
+    "rope_scaling",
+    "rope_parameters",
+    "rope_type",
+    "hf_overrides",
+    "json_model_override_args",
+    "factor",
+    "rope_factor",
+    "rope_scaling_factor",
+    "rope_scaling_type",
+    "rope_scale",
+    "scale",
+}
 LESS_MEMORY = {  # hints of commands that need much
     "eval": "use shorter --lengths, or a --suite of shorter ones",
     "compare": "use a shorter --to",
@@ -45,14 +41,8 @@ LESS_MEMORY = {  # hints of commands that need much
     "--dry-run estimates the memory",
 }
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
-WRITING = (
-    "extend",
-    "train",
-    "export",
-    "push",
-    "explore",
-    "plot",
-)  # commands whose work is a file
+# Commands whose work is a file
+WRITING = {"extend", "train", "export", "push", "explore", "plot"}
 
 
 def main() -> None:
@@ -75,8 +65,8 @@ def _run(stdout: Output) -> NoReturn:
         handlers: dict[int, Any] = {
             getattr(signal, "SIGHUP", signal.SIGTERM): _exit,
             signal.SIGTERM: _exit,
+            signal.SIGINT: signal.default_int_handler,
         }
-        handlers[signal.SIGINT] = signal.default_int_handler
         for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)

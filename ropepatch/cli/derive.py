@@ -5,10 +5,10 @@ The signature of a public function is read from its file, because importing it t
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -77,29 +77,25 @@ MEANINGS = {  # options of many commands
     "settings": "A parameter of the method; see `ropepatch methods NAME`.",
 }
 USUAL = {
-    *(
-        "to",
-        "method",
-        "methods",
-        "settings",
-        "recipe",
-        "text",
-        "suite",
-        "lengths",
-        "out",
-        "report",
-        "fix",
-    ),
-    *(
-        "dry_run",
-        "private",
-        "engine",
-        "show",
-        "copy",
-        "fold_attention",
-        "quiet",
-        "as_json",
-    ),
+    "to",
+    "method",
+    "methods",
+    "settings",
+    "recipe",
+    "text",
+    "suite",
+    "lengths",
+    "out",
+    "report",
+    "fix",
+    "dry_run",
+    "private",
+    "engine",
+    "show",
+    "copy",
+    "fold_attention",
+    "quiet",
+    "as_json",
 }
 GROUPS = Group("Usual options", sort_key=1), Group("Further options", sort_key=2)
 Run = Callable[..., int | None]
@@ -221,38 +217,14 @@ def source_of(verb: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def read_parameters(verb: str) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of a public function."""
-    (function,) = ast.parse(f"{source_of(verb)[0]}...").body
-    assert isinstance(function, ast.FunctionDef)
-    arguments = function.args
-    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    required = [None] * (len(arguments.args) - len(arguments.defaults))
-    yield from _parameters(arguments.args, [*required, *arguments.defaults], positional)
-    yield from _parameters(
-        arguments.kwonlyargs, arguments.kw_defaults, inspect.Parameter.KEYWORD_ONLY
-    )
-    if arguments.kwarg:
-        yield inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD)
-
-
-def _parameters(
-    arguments: list[ast.arg], defaults: Sequence[ast.expr | None], kind: Any
-) -> Iterator[inspect.Parameter]:
-    for argument, default in zip(arguments, defaults, strict=True):
-        annotation = ast.unparse(argument.annotation) if argument.annotation else ""
-        value = inspect.Parameter.empty if default is None else _literal(default)
-        yield inspect.Parameter(
-            argument.arg, kind, default=value, annotation=annotation
-        )
-
-
-def _literal(default: ast.expr) -> Any:
-    """A default; None for an object, which only Python can pass."""
-    try:
-        return ast.literal_eval(default)
-    except ValueError:
-        return None
+def read_parameters(verb: str) -> Iterable[inspect.Parameter]:
+    """Return the parameters of a public function, without importing what their defaults need."""
+    made: dict[str, Any] = defaultdict(
+        lambda: None
+    )  # None for what only Python can pass
+    header = f"from __future__ import annotations\n{source_of(verb)[0]}..."
+    exec(header, {}, made)
+    return inspect.signature(made[verb]).parameters.values()
 
 
 def written(names: Mapping[str, str], name: str, value: str = "") -> str:
@@ -313,8 +285,7 @@ def _parameter(one: inspect.Parameter, command: str, meaning: str) -> inspect.Pa
 
 def _kind(annotation: str) -> Any:
     """The type that cyclopts parses a word into; if Python allows several, text."""
-    nodes = ast.walk(ast.parse(annotation, mode="eval"))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names = set(re.findall(r"\w+", annotation)) - {"None"}
     if "bool" in names:
         return bool
     if names & {"list", "Iterable", "Sequence"}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ropepatch.attention.interchange import (
     ATTENTION,
-    POSITIONS_SLOT,
+    AttentionSubstitution,
     PositionsInAttention,
-    set_attention,
     uninterchangeable,
 )
 from ropepatch.attention.modeling_position_remapping import rotate
@@ -36,13 +34,10 @@ from ropepatch.model.checkpoint import saving, write_swapped
 from ropepatch.model.config import Config, text_config
 from ropepatch.model.rotary import (
     OwnConfigs,
-    Substitution,
     base_model,
     find_substitute,
     own_configs,
 )
-
-logger = logging.getLogger("ropepatch")
 
 
 class SwappedPositions(PositionsInAttention):
@@ -93,30 +88,24 @@ class SwappedPositions(PositionsInAttention):
             )
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        twin.__dict__.update(
-            {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
-        )
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = copy.deepcopy(value, memo)
         return twin
 
     def extra_repr(self) -> str:
         """Return the text that `print(model)` shows."""
-        values = [
-            f"{name}={value!r}" for name, value in self.encoding.parameters().items()
-        ]
+        parameters = self.encoding.parameters().items()
+        values = [f"{name}={value!r}" for name, value in parameters]
         return ", ".join([self.encoding.name, *values])
 
 
-class Swap(Substitution[SwappedPositions]):
+class Swap(AttentionSubstitution[SwappedPositions]):
     """Handle of a model with a swapped encoding, and a context manager that restores the RoPE."""
 
     @property
     def encoding(self) -> Encoding:
         """The encoding in use; raises `RopepatchError` after `remove()`."""
-        if not self.in_force:
-            raise RopepatchError(
-                "this encoding has been taken out", hint="call ropepatch.swap again"
-            )
-        return self._substitute.encoding
+        return self.positions.encoding
 
     @property
     def module(self) -> nn.Module:
@@ -145,10 +134,8 @@ class Swap(Substitution[SwappedPositions]):
                 f"{encoding.name} is not registered, so a saved checkpoint could not be loaded",
                 hint=f"ropepatch.ENCODINGS[{encoding.name!r}] = {type(encoding).__name__}",
             )
-        if any(
-            ".base_layer." in name or ".lora_" in name
-            for name, _ in self.model.named_parameters()
-        ):
+        weights = [name for name, _ in self.model.named_parameters()]
+        if any(".base_layer." in name or ".lora_" in name for name in weights):
             raise RopepatchError(
                 "this model holds an adapter that is not merged",
                 hint="model.merge_and_unload() first, or save the adapter by PEFT",
@@ -162,19 +149,12 @@ class Swap(Substitution[SwappedPositions]):
         return folder
 
     def _undo(self) -> None:
-        for module in self.model.modules():
-            module.__dict__.pop(POSITIONS_SLOT, None)
+        super()._undo()
         first = _first_layer(self.model, self.path)
         for key, hook in list(first._forward_pre_hooks.items()):
             if getattr(hook, "__self__", None) is self._substitute:
-                del (
-                    first._forward_pre_hooks[key],
-                    first._forward_pre_hooks_with_kwargs[key],
-                )
-        encoding = self._substitute.encoding
-        logger.info(
-            "%s: positions %s -> rope", type(self.model).__name__, encoding.name
-        )
+                del first._forward_pre_hooks[key]
+                del first._forward_pre_hooks_with_kwargs[key]
 
 
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
@@ -215,25 +195,15 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
     attentions = _attentions(base, config)
     if encoding.family == "absolute":
         _check_embeddings(base)
-    weight = next(attentions[0].parameters())
-    module = EncodingModule(encoding, ModelShape.of(config)).to(
-        weight.device, base.dtype
-    )
+    device = next(attentions[0].parameters()).device
+    module = EncodingModule(encoding, ModelShape.of(config)).to(device, base.dtype)
     path = config.site.path
     stock = base.get_submodule(path)
-    positions = SwappedPositions(stock, module, text_config(base.config)).train(
-        base.training
-    )
-    positions.configs = configs
-    base.set_submodule(path, positions)
-    for attention in attentions:
-        attention.__dict__[POSITIONS_SLOT] = positions
+    positions = SwappedPositions(stock, module, text_config(base.config))
+    positions.put(base, path, dict.fromkeys(attentions, True), configs)
     if positions.absolute:
-        _first_layer(base, path).register_forward_pre_hook(
-            positions.added, with_kwargs=True
-        )
-    set_attention(base, ENCODING_ATTENTION)
-    logger.info("%s: positions rope -> %s", type(base).__name__, positions.extra_repr())
+        first = _first_layer(base, path)
+        first.register_forward_pre_hook(positions.added, with_kwargs=True)
     return Swap(base, path, positions)
 
 

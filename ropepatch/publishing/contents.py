@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ropepatch.errors import RopepatchError
@@ -25,24 +24,32 @@ from ropepatch.model.checkpoint import (
     is_adapter,
     is_carried,
 )
-from ropepatch.model.weights import changed, fingerprint, read_header
+from ropepatch.model.weights import changed, read_header
 from ropepatch.probing import reading as readings
+from ropepatch.publishing.card.writing import BOARDS, CARD
 
-CARD = "README.md"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # In addition to the weights and the files of `is_carried`.
-CARRIED = {
-    "": [CARD, "evaluation.html", RECORD, READING, ADAPTER],
-    TEMPLATES: ["*.jinja"],
-    "evaluation": ["*.json", "*.png"],
-    "training": ["*.json", "*.yaml"],
-}
+CARRIED = (
+    CARD,
+    "evaluation.html",
+    RECORD,
+    READING,
+    ADAPTER,
+    f"{TEMPLATES}/*.jinja",
+    "evaluation/*.json",
+    "evaluation/*.png",
+    "training/*.json",
+    "training/*.yaml",
+    f"{BOARDS}/*.yaml",
+)
 # Files of an earlier push: those that select the weights are replaced together; evidence only if it is ours.
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
 )
 EVIDENCE = re.compile(
-    rf"(evaluation|training)/[^/]+\.(json|yaml|png)|evaluation\.html|{re.escape(CODE)}|reading\.json"
+    rf"(evaluation|training|\{BOARDS})/[^/]+\.(json|yaml|png)|evaluation\.html"
+    rf"|{re.escape(CODE)}|reading\.json"
 )
 
 
@@ -72,28 +79,24 @@ def read_contents(
     Raises `RopepatchError` for damaged or pickled weights, links out of the folder, and files that contain a
     secret, such as the user's `token`.
     """
-    checkpoint = None if is_adapter(folder) else Checkpoint(folder)
-    weights = (
-        checkpoint.weights.files
-        if checkpoint
-        else read_header(folder / ADAPTER_WEIGHTS).files
-    )
-    names = {path.name for path in weights}
-    # Other code is not pushed.
-    own = names | ({CODE} if checkpoint and checkpoint.kind == "mapped" else set())
-    files, others = {}, []
-    for part, patterns in CARRIED.items():
-        place = folder / part
-        for path in sorted(place.iterdir()) if place.is_dir() else ():
-            name = f"{part}/{path.name}" if part else path.name
-            if path.name.startswith(".") or name in CARRIED:
-                continue
-            carried = any(fnmatchcase(path.name, pattern) for pattern in patterns)
-            carried |= not part and (path.name in own or is_carried(path.name))
-            if carried and (path.is_file() or path.is_symlink()):
-                files[name] = path
-            else:
-                others.append(name)
+    own: set[str] = set()  # weights, and our code; other code is not pushed
+    if is_adapter(folder):
+        weights = read_header(folder / ADAPTER_WEIGHTS)
+    else:
+        checkpoint = Checkpoint(folder)
+        weights = checkpoint.weights
+        if checkpoint.kind == "mapped":
+            own.add(CODE)
+    names = {path.name for path in weights.files}
+    found = [path for pattern in CARRIED for path in folder.glob(pattern)]
+    for path in folder.iterdir():
+        if path.name in names | own or is_carried(path.name):
+            found.append(path)
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in found
+        if not path.name.startswith(".") and (path.is_file() or path.is_symlink())
+    }
     files |= included(folder, include)
     for name, path in files.items():
         if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
@@ -101,16 +104,25 @@ def read_contents(
                 f"{name} links to a file outside {folder}, or to none",
                 hint="copy the file there, or remove the link",
             )
-    large = check_secrets(
-        {name: path for name, path in files.items() if name not in names}, token
-    )
-    notes = (
-        [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
-    )
-    pushed = {name.partition("/")[0] for name in files} | files.keys()
+    small = {name: path for name, path in files.items() if name not in names}
+    notes = []
+    if large := check_secrets(small, token):
+        notes.append(f"too large to be searched for secrets: {', '.join(large)}")
     return Contents(
-        dict(sorted(files.items())), tuple(sorted(set(others) - pushed)), tuple(notes)
+        dict(sorted(files.items())), tuple(_left_out(folder, files)), tuple(notes)
     )
+
+
+def _left_out(folder: Path, files: Collection[str]) -> list[str]:
+    """Return the names of the other files and folders, without hidden ones."""
+    folders = {pattern.rpartition("/")[0] for pattern in CARRIED}
+    names = set()
+    for place in folders:
+        for path in (folder / place).glob("*"):
+            if not path.name.startswith("."):
+                names.add(path.relative_to(folder).as_posix())
+    pushed = {name.partition("/")[0] for name in files} | set(files)
+    return sorted(names - folders - pushed)
 
 
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
@@ -125,15 +137,20 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         record = records.read(folder)
     except RopepatchError as error:
         return Judgement((str(error),))
+    against, notes = list[str](), list[str]()
     if checkpoint is None:
-        against: list[str] = []
-        notes = [
+        notes.append(
             "this is an adapter: load it with ropepatch, which also applies the RoPE it was trained with"
-        ]
+        )
     else:
-        remarks = [*_verified(record), *_unchanged(checkpoint, record, names)]
-        against = [line for line, prevents in remarks if prevents]
-        notes = [line for line, prevents in remarks if not prevents]
+        against += _not_verified(record)
+        against += _changed(checkpoint, record, names)
+        if record.verified and not record.verified.compared:
+            notes.append(f"logits {record.verified.logits}")
+        if record.checksums is None and record.weights == checkpoint.fingerprint:
+            notes.append(
+                "only samples of its weights were compared (no `checksums` in ropepatch.json)"
+            )
     if record.evaluation == {}:
         notes.append(
             "its evaluation is incomplete: run the same `ropepatch extend` again to resume it"
@@ -147,58 +164,43 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
     return Judgement(tuple(against), tuple(notes), allows_card=True)
 
 
-def _verified(record: Record) -> Iterator[tuple[str, bool]]:
-    """Yield remarks on the verification of a checkpoint, and whether each prevents a push."""
+def _not_verified(record: Record) -> Iterator[str]:
+    """Yield how the verification of a checkpoint differs from a complete one."""
     verdict = record.verified
     if verdict is None:
-        yield "it was not verified (no `verified` in ropepatch.json)", True
+        yield "it was not verified (no `verified` in ropepatch.json)"
     elif verdict.frequencies != "equal":
-        yield (
-            f"its frequencies after reloading are {verdict.frequencies}, expected equal",
-            True,
-        )
-    elif not verdict.compared:
-        yield f"logits {verdict.logits}", False
-    elif verdict.difference is None:
-        yield f"its logits after reloading are {verdict.logits}, expected equal", True
+        yield f"its frequencies after reloading are {verdict.frequencies}, expected equal"
+    elif verdict.compared and verdict.difference is None:
+        yield f"its logits after reloading are {verdict.logits}, expected equal"
 
 
-def _unchanged(
+def _changed(
     checkpoint: Checkpoint, record: Record, names: Iterable[str]
-) -> Iterator[tuple[str, bool]]:
-    """Yield differences from the record, and whether each prevents a push."""
+) -> Iterator[str]:
+    """Yield differences of a checkpoint from its record."""
     part = checkpoint.raw.get("text_config")
     stated = part if isinstance(part, dict) and part else checkpoint.raw
-    changes = record.config_changes.items()
-    if key := next((key for key, value in changes if stated.get(key) != value), None):
-        yield f"config.json has changed since it was verified ({key})", True
+    for key, value in record.config_changes.items():
+        if stated.get(key) != value:
+            yield f"config.json has changed since it was verified ({key})"
+            break
     if checkpoint.kind == "mapped":
         for name in other_code(checkpoint.folder, names):
-            yield (
-                f"{name} contains other code, which trust_remote_code=True would run as well",
-                True,
-            )
+            yield f"{name} contains other code, which trust_remote_code=True would run as well"
         code = code_of(checkpoint.folder)
         if not code or record.code != code:
-            yield f"its code has changed since it was verified ({CODE})", True
-    weights, changed_weights = (
-        checkpoint.weights,
-        "its weights have changed since they were verified",
-    )
-    if record.checksums is not None:
-        if differing := changed(weights, record.checksums):
-            yield f"{changed_weights} ({', '.join(differing)[:200]})", True
-    elif record.weights != fingerprint(weights):
-        yield changed_weights, True
-    else:
-        yield (
-            "only samples of its weights were compared (no `checksums` in ropepatch.json)",
-            False,
-        )
+            yield f"its code has changed since it was verified ({CODE})"
+    changed_weights = "its weights have changed since they were verified"
+    if record.checksums is None:
+        if record.weights != checkpoint.fingerprint:
+            yield changed_weights
+    elif differing := changed(checkpoint.weights, record.checksums):
+        yield f"{changed_weights} ({', '.join(differing)[:200]})"
     if readings.exists(checkpoint.folder) and (
         readings.read(checkpoint.folder).weights != checkpoint.fingerprint
     ):
-        yield f"{READING} belongs to other weights", True
+        yield f"{READING} belongs to other weights"
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

@@ -30,8 +30,8 @@ from ropepatch.model.checkpoint import ADAPTER, RECORD
 from ropepatch.progress import Say, silent
 from ropepatch.publishing import hub_client
 from ropepatch.publishing.card import MARKER, preview_card, write_card
+from ropepatch.publishing.card.writing import CARD
 from ropepatch.publishing.contents import (
-    CARD,
     Contents,
     Judgement,
     is_stale,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_results import asking, fine_tuned, reading, row_of, scoring
@@ -25,7 +25,7 @@ from ropepatch.extension.record import Record
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import Extended, card_text, write_card
 from ropepatch.publishing.card.parts import address, bibtex, entries
-from ropepatch.publishing.card.writing import MARKER
+from ropepatch.publishing.card.writing import MARKER, board_scores
 from ropepatch.report import print_results
 from ropepatch.report.tables import EFFECTIVE
 from ropepatch.scaling import METHODS
@@ -407,6 +407,19 @@ def test_the_hub_is_told_what_this_checkpoint_reads_and_finds():
         card_text(made(results=[replace(SCORED[1], rows=rows[:2])]))
     ).data.eval_results
     assert len(without) == 1
+
+
+def test_the_boards_of_the_hub_get_the_scores_of_their_benchmarks_that_were_measured_whole():
+    metrics = {("mmlu_pro", "exact_match (custom-extract)"): 0.40456}
+    few = scoring("yarn", metrics | {("long_task", "acc"): 0.5}, method="yarn")
+    whole = replace(few, parameters=few.parameters | {"limit": None})
+    ((name, text),) = board_scores(made(results=[whole]))
+    (entry,) = parse_eval_result_entries(yaml.safe_load(text))
+    assert name == "mmlu_pro.yaml"
+    assert (entry.dataset_id, entry.task_id) == ("TIGER-Lab/MMLU-Pro", "mmlu_pro")
+    assert entry.value == 40.46
+    assert not [*board_scores(made(results=[few]))]
+    assert not [*board_scores(MADE["trained"])]
 
 
 def test_licence_and_language_are_those_of_the_base_which_is_named_where_it_is_on_the_hub():

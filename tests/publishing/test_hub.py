@@ -68,6 +68,7 @@ def folder(tmp_path) -> Path:
         "evaluation/retrieval.json": {"found": 1.0},
         "evaluation/retrieval.png": "drawn",
         "training/recipe.yaml": "to: 2k",
+        ".eval_results/mmlu_pro.yaml": "[]",
     }
     for name, content in written.items():
         write(folder / name, content)
@@ -153,6 +154,7 @@ def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_o
         "training/recipe.yaml",
         "evaluation/retrieval.json",
         "evaluation/retrieval.png",
+        ".eval_results/mmlu_pro.yaml",
     }
     for name in gone:
         (folder / name).unlink()

@@ -8,7 +8,6 @@ from tiny_models import into, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from ropepatch.attention import plain
 from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
 from ropepatch.training.adapter import recompute_activations
@@ -91,7 +90,7 @@ def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
 def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_its_gradients(
     family, lengths, block, recomputed, monkeypatch
 ):
-    monkeypatch.setattr(plain, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", block)
     model = build(family).train()
     expected = alone(model, tokens(), lengths)
     slopes = gradients(model, expected)
@@ -132,7 +131,7 @@ def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_cros
     ids=str,
 )
 def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypatch):
-    monkeypatch.setattr(plain, "QUERY_BLOCK", 64)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 64)
     model = build(family, vocab_size=128, num_hidden_layers=1)
     with Largest() as counter, packed_attention(model):
         model(tokens(sum(lengths)), **segments(lengths)).logits.sum().backward()
@@ -218,3 +217,23 @@ def test_other_models_are_left_alone_nothing_of_ours_is_saved_and_an_error_resto
             _ = 1 / 0
         assert torch.equal(model(tokens()).logits, expected[0])
     assert attention.NAME not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 6, 11, 17, 40])
+@pytest.mark.parametrize("block", [1024, 5])
+def test_a_sliding_window_is_read_as_with_its_whole_mask(window, block, monkeypatch):
+    monkeypatch.setattr(attention, "QUERY_BLOCK", block)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2)
+    )
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    got = attention.causal(module, query, key, value, window, 0.5)
+    last = attention.causal(module, query[:, :, -7:], key, value, window, 0.5)
+    torch.testing.assert_close(last, got[:, -7:], rtol=0, atol=1e-6)
+    apart = torch.arange(17)[:, None] - torch.arange(17)
+    scores = query @ key.repeat_interleave(2, 1).mT * 0.5
+    seen = scores.masked_fill((apart < 0) | (apart >= window), -torch.inf).softmax(-1)
+    expected = seen @ value.repeat_interleave(2, 1)
+    torch.testing.assert_close(got, expected.transpose(1, 2), rtol=0, atol=1e-5)

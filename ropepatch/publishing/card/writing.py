@@ -9,7 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import (
+    EvalResult,
+    EvalResultEntry,
+    ModelCard,
+    ModelCardData,
+    eval_result_entries_to_yaml,
+)
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import measure_of, read_result
@@ -22,12 +28,23 @@ from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.plots import Picture, looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import markdown_rows, one_line, plain
+from ropepatch.settings import yaml_text
 
 if TYPE_CHECKING:
     from ropepatch.extension.record import Engine
 
 CARD = "README.md"
 DIGITS = 4  # after the point, of a metric
+BOARDS = ".eval_results"  # the folder that the Hub's boards read
+# The boards, which take no other data sets, and their tasks, by the task of lm-eval and its metric
+BENCHMARKS = {
+    ("mmlu_pro", "exact_match (custom-extract)"): ("TIGER-Lab/MMLU-Pro", "mmlu_pro"),
+    ("gpqa_diamond_zeroshot", "acc"): ("Idavidrein/gpqa", "diamond"),
+    ("gpqa_diamond_cot_zeroshot", "exact_match (flexible-extract)"): (
+        "Idavidrein/gpqa",
+        "diamond",
+    ),
+}
 TOKENIZERS = {
     "tokenizer.json",
     "tokenizer.model",
@@ -40,9 +57,10 @@ MARKER = "<!-- written by ropepatch, which writes it anew; without this line it 
 def write_card(
     folder: Path, repo: str | None = None, revision: str | None = None
 ) -> list[Path]:
-    """Write README.md and its figures atomically into a folder that ropepatch wrote.
+    """Write README.md, its figures and the scores of boards into a folder that ropepatch wrote.
 
-    Figures need matplotlib; without it there are none. The user's own README.md is kept.
+    Each file is written whole. Figures need matplotlib; without it there are none. The user's own README.md
+    is kept.
     """
     card = folder / CARD
     try:
@@ -56,9 +74,11 @@ def write_card(
             folder / parts.FIGURES.format(stem): drawn(picture.figure, "png")
             for stem, picture in pictures.items()
         }
-        for file, drawing in drawings.items():
+        scores = {folder / BOARDS / name: one for name, one in board_scores(model)}
+        for file, content in (drawings | scores).items():
+            file.parent.mkdir(exist_ok=True)
             with whole_file(file) as partial:
-                partial.write_bytes(drawing)
+                partial.write_bytes(content)
         with whole_file(card) as partial:  # last: a card never shows missing figures
             partial.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
@@ -66,7 +86,7 @@ def write_card(
             f"cannot write {card}: {error.strerror or error}",
             hint="choose a folder you may write to",
         ) from error
-    return [card, *drawings]
+    return [card, *drawings, *scores]
 
 
 def preview_card(
@@ -168,7 +188,24 @@ def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
                 yield part.stem, picture
 
 
-# Front matter
+# The Hub's metadata
+
+
+def board_scores(model: Extended) -> Iterator[tuple[str, bytes]]:
+    """Yield the files for the Hub's boards, in percent: names in `BOARDS`, and YAML."""
+    for evidence in model.evidence:
+        result = evidence.group.results[evidence.own]
+        for row in result.rows:
+            place = str(row.at.get("task")), row.measure
+            is_whole = not result.parameters.get("limit")
+            if place not in BENCHMARKS or row.value is None or not is_whole:
+                continue
+            dataset, task = BENCHMARKS[place]
+            entry = EvalResultEntry(
+                dataset, task, round(100 * row.value, 2), notes=f"lm-eval, {place[0]}"
+            )
+            text = yaml_text(eval_result_entries_to_yaml([entry]))
+            yield f"{place[0]}.yaml", text.encode()
 
 
 def _front_matter(model: Extended) -> ModelCardData:
