@@ -125,7 +125,7 @@ def test_each_ropepatch_command_in_the_documents_runs(
     monkeypatch.chdir(workplace)
     ask_little(monkeypatch)
     monkeypatch.setattr(
-        "ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn")
+        "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
     )
     suite_of = compare.ranking_suite
 

@@ -153,10 +153,10 @@ def plot(
 
 
 def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
+    from ropepatch.evaluation.suites import participants
     from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.report.plots import figures_of_plans
     from ropepatch.settings import listed
-    from ropepatch.verbs.measured import participants
 
     drawn, left_out = participants(Checkpoint.find(model), listed(methods), to=to)
     for name, reason in left_out.items():

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropepatch.evaluation.intervals import FEWEST, Mean
-from ropepatch.evaluation.results import Result, Row, Series, as_read, identity
+from ropepatch.evaluation.results import (
+    Result,
+    Row,
+    Series,
+    as_read,
+    identity,
+    measure_of,
+)
 from ropepatch.evaluation.retrieval import why_not_counted
 
 FLOOR = "floor"  # the label of the least possible loss
@@ -218,3 +225,22 @@ def _comparison(model: str, group: Sequence[Result]) -> Comparison:
         extended_from=group[0].model.get("extended_from"),
         floor=next((result for result in group if result.label == FLOOR), None),
     )
+
+
+def first_figure(result: Result) -> str:
+    """The first measure at its greatest length, with its interval, of every kind of question."""
+    kinds = result.parameters.get("kinds") or ()
+    keys = {"kind", "length"} if len(kinds) > 1 else {"length"}
+    rows = [row for row in result.rows if row.at.keys() == keys]
+    rows = [row for row in rows if row.measure == rows[0].measure]
+    lengths = [row.length for row in rows if row.length <= result.target]
+    if not lengths:
+        return ""
+    figures = []
+    for row in rows:
+        if row.length == max(lengths):
+            interval = f"({row.interval})" if row.interval else ""
+            parts = str(row.at.get("kind", "")), row.text, interval
+            figures.append(" ".join(filter(None, parts)))
+    title = measure_of(rows[0].measure).title.lower()
+    return f" at {max(lengths):,} tokens: {title} {', '.join(figures)}"

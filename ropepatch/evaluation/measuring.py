@@ -45,13 +45,14 @@ from ropepatch.model.cost import (
 )
 from ropepatch.model.loading import AUTO
 from ropepatch.model.precision import (
+    check_device,
     describe_placement,
     known_dtype,
     num_parameters,
     placed,
     prefers_float32,
 )
-from ropepatch.processes import ALONE, Processes
+from ropepatch.processes import ALONE, Processes, join
 from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import Length, relative_length, seed_of, short_length
 
@@ -83,6 +84,14 @@ class Machine:
     processes: Processes = ALONE
     dtype: torch.dtype | None = None
     say: Say = silent
+
+    @classmethod
+    def of(cls, device: str | None, dtype: str | None, say: Say) -> Machine:
+        """All processes of a call, on a device that exists; None for a GPU if there is one."""
+        processes = join(device)
+        if processes.device != AUTO:
+            check_device(processes.device)
+        return cls(processes, known_dtype(dtype), say)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any
@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.tasks import TASKS, Task
-from ropepatch.extension.planning import check_method
-from ropepatch.scaling import METHODS
+from ropepatch.extension.planning import Plan, check_method, plan_method
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.scaling import METHODS, formulas
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import (
     SUITES,
@@ -73,6 +74,8 @@ class Method(Settings):
 
 def read_method(content: Any) -> Method:
     """A method from YAML: its name or scaling file, or a mapping with a name and parameters."""
+    if isinstance(content, Method):
+        return content
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     if not isinstance(name, str):
@@ -81,6 +84,42 @@ def read_method(content: Any) -> Method:
         )
     check_method(name, parameters)
     return Method(name=name, parameters=parameters)
+
+
+GROUPS = "all", "remappings"  # all candidates, all position remappings
+
+
+def candidates() -> tuple[str, ...]:
+    """The methods that `all` stands for: static ones without required parameters.
+
+    A length-dependent method is measured at a fixed target, where it equals its static counterpart, which is
+    among them. With a changing length it would not match the keys in the cache.
+    """
+    return tuple(name for name in formulas() if name != "none")  # the baseline
+
+
+def participants(
+    source: Checkpoint, methods: Iterable[str | dict[str, Any] | Method], *, to: Length
+) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
+    """The methods of a comparison with their plans, and those that `all` and `remappings` leave out."""
+    groups = dict(zip(GROUPS, (candidates(), tuple(REMAPPINGS)), strict=True))
+    found: dict[str, tuple[Method, Plan]] = {}
+    left_out: dict[str, RopepatchError] = {}
+    for entry in methods:
+        group = groups.get(entry) if isinstance(entry, str) else None
+        for candidate in [entry] if group is None else group:
+            try:
+                method = read_method(candidate)
+                plan = plan_method(source, method.name, method.parameters, to)
+            except RopepatchError as error:
+                if group is None:
+                    raise
+                left_out[str(candidate)] = error
+            else:
+                found[method.label] = method, plan
+    if left_out and not found:
+        raise next(iter(left_out.values()))
+    return list(found.values()), {name: str(why) for name, why in left_out.items()}
 
 
 def read_task(content: Any) -> Task:

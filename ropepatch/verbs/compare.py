@@ -15,7 +15,7 @@ from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.results import results_json
-from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.suites import Method, Suite, participants
 from ropepatch.evaluation.tasks import (
     Goal,
     PerplexityTask,
@@ -24,14 +24,12 @@ from ropepatch.evaluation.tasks import (
     check_text,
 )
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.precision import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.report import html_table, ranking_tables, ranking_text
 from ropepatch.report.verdict import ranking_lines
 from ropepatch.settings import Length, listed, relative_length
 from ropepatch.verbs.inputs import check_places, find_checkpoint
-from ropepatch.verbs.measured import participants, reported, sharing, without
-from ropepatch.verbs.results import Results
+from ropepatch.verbs.results import Results, reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,8 +148,10 @@ def compare(
     check_text(place, source.name)
     folder, page = check_places(out, report)
     target = relative_length(to, source.config.window)
-    found = participants(source, listed(methods), to=target)
-    entrants, left_out = without(found, say), found[1]
+    planned, left_out = participants(source, listed(methods), to=target)
+    for name, why in left_out.items():
+        say(f"warning: without {name}: {why}")
+    entrants = [method for method, _ in planned]
     loss = PerplexityTask(text=place, field=field, split=split, windows=windows)
     suite, reason = ranking_suite(
         source, entrants, loss, to=target, haystacks=haystacks, keys=keys
@@ -159,15 +159,15 @@ def compare(
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    processes = sharing(device)
+    machine = measuring.Machine.of(device, dtype, say)
     measurements = measuring.measure(
         suite.narrowed(None, seed),
         source,
         out=folder,
-        machine=measuring.Machine(processes, known_dtype(dtype), say),
+        machine=machine,
         progress=progress,
     )
-    results = reported(measurements, folder, page, processes, say, command)
+    results = reported(measurements, folder, page, machine, command)
     ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
     best = names_by_label.get(ranking.recommended or "")

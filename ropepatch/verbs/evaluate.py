@@ -12,24 +12,22 @@ from huggingface_hub import try_to_load_from_cache
 from ropepatch.data.questions import TAUGHT
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
+from ropepatch.evaluation.suites import (
+    GROUPS,
+    Method,
+    Suite,
+    participants,
+    read_method,
+    read_suite,
+)
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.precision import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.settings import Length, listed, relative_length, shown
 from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
-from ropepatch.verbs.measured import (
-    ALL,
-    EVERY_REMAPPING,
-    participants,
-    reported,
-    sharing,
-    without,
-)
-from ropepatch.verbs.results import Results, read_results
+from ropepatch.verbs.results import Results, read_results, reported
 
 if TYPE_CHECKING:
     from ropepatch.extension.record import Record
@@ -168,8 +166,7 @@ def evaluate(
         else None
     )
     folder, page = check_places(written / "evaluation" if written else out, report)
-    processes = sharing(device)
-    machine = measuring.Machine(processes, known_dtype(dtype), say)
+    machine = measuring.Machine.of(device, dtype, say)
     how: Any = {"out": folder, "machine": machine, "progress": progress}
     if extension is None:
         results = measuring.measure(
@@ -178,12 +175,12 @@ def evaluate(
     else:
         results = measuring.measure_extension(chosen, **extension, **how)
     if written is None:
-        return reported(results, folder, page, processes, say, command)
+        return reported(results, folder, page, machine, command)
     if page is None and can_report():
         page = written / "evaluation.html"
-    processes.write_once(lambda: _begin(written))
-    measured = reported(results, folder, page, processes, say, command)
-    processes.write_once(lambda: _record(written))
+    machine.processes.write_once(lambda: _begin(written))
+    measured = reported(results, folder, page, machine, command)
+    machine.processes.write_once(lambda: _record(written))
     _warn_of_questions(written, say)
     return measured
 
@@ -225,14 +222,13 @@ def _perplexity_suite(
     """A suite with one perplexity task on one model."""
     if to is not None and not methods:
         methods = ("yarn",)
-    if any(method in (ALL, EVERY_REMAPPING) for method in methods):
-        assert to is not None
-        entrants = without(participants(source, methods, to=to), say)
+    if to is None or not any(method in GROUPS for method in methods):
+        entrants = [read_method(method) for method in methods]
     else:
-        entrants = [
-            method if isinstance(method, Method) else read_method(method)
-            for method in methods
-        ]
+        planned, left_out = participants(source, methods, to=to)
+        entrants = [method for method, _ in planned]
+        for name, reason in left_out.items():
+            say(f"warning: without {name}: {reason}")
     target: Length = to or "1x"
     if "lengths" in task:
         asked = listed(task["lengths"])

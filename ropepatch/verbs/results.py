@@ -1,17 +1,23 @@
-"""Results with a table, a pandas frame and figures, for notebooks."""
+"""Results with a table, a pandas frame, figures and a report."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Protocol
 
 from ropepatch.columns import data_frame
-from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import Result, read_result, results_json
+from ropepatch.errors import RopepatchError, argument
+from ropepatch.evaluation.comparisons import few, first_figure
+from ropepatch.evaluation.measuring import Machine
+from ropepatch.evaluation.results import Result, read_result, results_json, slug
 from ropepatch.extension.planning import Plan
+from ropepatch.progress import interruptible
 from ropepatch.report import html_table, results_tables, results_text
-from ropepatch.settings import refuse_unknown
+from ropepatch.settings import refuse_unknown, short_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,3 +125,55 @@ def read_results(place: str | Path) -> Results:
     if not files:
         raise RopepatchError(f"no results in {place}", hint="pass a folder of results")
     return Results(map(read_result, files))
+
+
+def reported(
+    results: Iterator[Result],
+    folder: Path | None,
+    page: Path | None,
+    machine: Machine,
+    command: str | None,
+) -> Results:
+    """All results, each announced when finished, and their report."""
+    measured: list[Result] = []
+    with interruptible(machine.say, lambda: _kept(folder)):
+        for result in results:
+            if not any(other.task == result.task for other in measured):
+                for warning in few(result):
+                    machine.say(f"warning: {warning}")
+            measured.append(result)
+            if result.seconds is not None:
+                target = f" to {short_length(result.target)}" if result.scaling else ""
+                outcome = first_figure(result)
+                machine.say(f"{result.task}, {result.label}{target}{outcome}")
+        if page is not None:
+            report = partial(_report, measured, page, command)
+            machine.say(f"report: {machine.processes.write_once(report)}")
+    return Results(measured)
+
+
+def _kept(folder: Path | None) -> str:
+    """What an interrupted measurement leaves."""
+    if folder is None:
+        return (
+            f"nothing is kept; with {argument('out', 'DIR')} the same command resumes"
+        )
+    return f"finished results are kept in {folder}; the same command resumes"
+
+
+def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
+    from ropepatch.report import write_report
+
+    try:
+        return write_report(results, file, command=command)
+    except (OSError, RopepatchError) as error:
+        hint = f"the results are in {_saved(results)}"
+        raise RopepatchError(f"cannot write the report: {error}", hint=hint) from error
+
+
+def _saved(results: Sequence[Result]) -> Path:
+    """A new temporary folder with the results."""
+    folder = Path(mkdtemp(prefix="ropepatch-results-"))
+    for number, result in enumerate(results):
+        result.write(folder / f"{number:03}-{result.task}-{slug(result.label)}.json")
+    return folder

@@ -7,14 +7,13 @@ from methods import STATIC
 import ropepatch
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import Method
+from ropepatch.evaluation.suites import Method, candidates, participants
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
 from ropepatch.verbs.compare import ranking_suite
-from ropepatch.verbs.measured import candidates, participants
 
 # Candidates
 
@@ -82,7 +81,7 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
         participants(Checkpoint.find("tiny"), ["remappings", "string"], to=1024)
     monkeypatch.setattr(
-        "ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn")
+        "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
     )
 
     def refuse(self, rope, length=None):
@@ -129,7 +128,7 @@ def measured(monkeypatch):
     """Two candidates; every measurement returns the results in this list."""
     results = []
     monkeypatch.setattr(
-        "ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn")
+        "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
     )
     monkeypatch.setattr(
         "ropepatch.evaluation.measuring.measure",

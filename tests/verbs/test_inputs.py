@@ -9,8 +9,8 @@ from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.suites import candidates
 from ropepatch.settings import listed
-from ropepatch.verbs.measured import candidates
 
 WAYS = [
     ("yarn,ntk", ["yarn", "ntk"]),
