@@ -23,6 +23,7 @@ REQUIRED = "required"  # stands for the default of a parameter without one
 
 def describe_method(method: Any) -> dict[str, Any]:
     """A method with the defaults of its parameters, or a scaling with their values."""
+    is_class = isinstance(method, type)
     return {
         "method": method.name,
         "kind": method.kind,
@@ -30,9 +31,7 @@ def describe_method(method: Any) -> dict[str, Any]:
         "paper": method.paper,
         "saved_as": method.saved_as,
         "length_dependent": method.length_dependent,
-        "parameters": _defaults(method)
-        if isinstance(method, type)
-        else method.parameters(),
+        "parameters": _defaults(method) if is_class else method.parameters(),
         "help": inspect.getdoc(method),
     }
 
@@ -88,13 +87,11 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
     if as_json:
         print(json_text(chosen))
     elif name is None:
+        keys = ("method", "formula", "paper", "saved_as")
         for number, (kind, head) in enumerate(HEADS.items()):
             print("\n" * number, end="")
             of_kind = [one for one in chosen if one["kind"] == kind]
-            rows = [
-                (one["method"], one["formula"], one["paper"], one["saved_as"])
-                for one in of_kind
-            ]
+            rows = [[one[key] for key in keys] for one in of_kind]
             print_table((kind, head, "source", "saved as"), rows)
     else:
         (one,) = chosen
@@ -126,11 +123,8 @@ def _shown(default: Any, kind: str) -> str:
         return "VALUE (required)"
     if isinstance(default, list | tuple):
         return ",".join(map(str, default))
-    return (
-        str(default).lower()
-        if default is None or isinstance(default, bool)
-        else str(default)
-    )
+    text = str(default)
+    return text.lower() if text in ("None", "True", "False") else text
 
 
 @command(
@@ -148,10 +142,8 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
     from ropepatch.encodings import ENCODINGS
     from ropepatch.files import json_text
 
-    chosen = [
-        describe_encoding(kind)
-        for kind in ([ENCODINGS.find(name)] if name else ENCODINGS.values())
-    ]
+    kinds = [ENCODINGS.find(name)] if name else ENCODINGS.values()
+    chosen = [describe_encoding(kind) for kind in kinds]
     if as_json:
         print(json_text(chosen))
     elif name:
@@ -165,10 +157,8 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
         )
         print(f"\nropepatch.swap(model, {one['encoding']!r}{settings})")
     else:
-        rows = [
-            (one["encoding"], one["family"], one["formula"], one["paper"])
-            for one in chosen
-        ]
+        keys = ("encoding", "family", "formula", "paper")
+        rows = [[one[key] for key in keys] for one in chosen]
         print_table(("encoding", "family", "scores", "source"), rows)
 
 
@@ -187,14 +177,7 @@ def recipes(name: str | None = None, *, as_json: bool = False) -> None:
     """
     from ropepatch.settings import RECIPES
 
-    _list(
-        name,
-        RECIPES,
-        "recipe",
-        "trains",
-        as_json,
-        lambda name: ropepatch.read_recipe(name),
-    )
+    _list(name, RECIPES, "recipe", "trains", as_json, ropepatch.read_recipe)
 
 
 @command(
@@ -232,31 +215,23 @@ def _list(
     from ropepatch.files import json_text
     from ropepatch.settings import find_shipped, read_yaml, shipped_names
 
-    files = {
-        known: find_shipped(known, folder, what)
-        for known in ([name] if name else shipped_names(folder))
-    }
-    if name and name not in shipped_names(folder):
+    known = shipped_names(folder)
+    names = [name] if name else known
+    files = {name: find_shipped(name, folder, what) for name in names}
+    if name and name not in known:
         read(name)
     if as_json:
-        print(
-            json_text(
-                [{what: known} | read_yaml(file, what) for known, file in files.items()]
-            )
-        )
+        content = [{what: name} | read_yaml(file, what) for name, file in files.items()]
+        print(json_text(content))
     elif name:
         file = files[name]
-        schema = f"$schema={what}.schema.json"  # which is not next to a copy
+        schema = f"{what}.schema.json"  # which is not next to a copy
+        there = file.with_name(schema).resolve()
         text = file.read_text(encoding="utf-8")
-        print(
-            text.replace(schema, f"$schema={file.with_name(schema[8:]).resolve()}"),
-            end="",
-        )
+        print(text.replace(f"$schema={schema}", f"$schema={there}"), end="")
     else:
-        print_table(
-            (what, does),
-            [(known, first_sentence(file)) for known, file in files.items()],
-        )
+        rows = [(name, first_sentence(file)) for name, file in files.items()]
+        print_table((what, does), rows)
 
 
 def first_sentence(file: Path) -> str:

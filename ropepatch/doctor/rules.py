@@ -403,18 +403,13 @@ def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
     ):
         yield top, theta, (*newest.path, "rope_theta"), newest.values["rope_theta"]
     for rope in facts.objects:
-        kinds = rope.values.get("rope_type"), rope.values.get("type")
+        kind, older = rope.values.get("rope_type"), rope.values.get("type")
         # The second is the older name of the first; transformers 5 keeps both.
-        if None not in kinds and kinds != ("default", "mrope"):
-            yield (*rope.path, "rope_type"), kinds[0], (*rope.path, "type"), kinds[1]
-        originals = facts.text.get(ORIGINAL), rope.values.get(ORIGINAL)
-        if None not in originals:
-            yield (
-                facts.top(ORIGINAL),
-                originals[0],
-                (*rope.path, ORIGINAL),
-                originals[1],
-            )
+        if None not in (kind, older) and (kind, older) != ("default", "mrope"):
+            yield (*rope.path, "rope_type"), kind, (*rope.path, "type"), older
+        at_top, inside = facts.text.get(ORIGINAL), rope.values.get(ORIGINAL)
+        if None not in (at_top, inside):
+            yield facts.top(ORIGINAL), at_top, (*rope.path, ORIGINAL), inside
     for new in facts.newer:
         for old in facts.older:
             of_global = old.layer is None and new.layer == GLOBAL_LAYERS
