@@ -387,16 +387,8 @@ def explorer() -> str:
 
 
 SUBPAGES = {  # by page: those below it in the navigation
-    "docs/guides/fine-tune": ("several-gpus", "trainers", "publish"),
-    "docs/guides/serve": ("kv-cache", "gguf"),
-    "docs/concepts": ("explorer", "guides/swap-encodings"),
-    "docs/reference/README": (
-        "*",
-        "../../recipes/README",
-        "../../eval/README",
-        "../../CONTRIBUTING",
-        "../../CHANGELOG",
-    ),
+    "docs/guides/fine-tune": ("several-gpus", "trainers"),
+    "docs/guides/serve": ("gguf",),
     "eval/studies/README": (
         "*/*",
         "../benchmarks/README",

@@ -157,7 +157,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
     },
-    "docs/guides/kv-cache.md": {"kv-caches": registries.kv_caches},
+    "docs/guides/serve.md": {"kv-caches": registries.kv_caches},
     "docs/guides/measure.md": {
         "ranking-rule": ranking_rule,
         "suites": registries.suites,
@@ -168,7 +168,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "every-remapping": in_sections(generate.position_remappings),
     },
     "docs/reference/commands.md": {"every-command": in_sections(generate.commands)},
-    "docs/reference/costs.md": {"costs-in-short": measured.costs_in_short},
+    "docs/reference/limits.md": {"costs-in-short": measured.costs_in_short},
     "eval/benchmarks/README.md": {
         "costs": measured.costs,
     },

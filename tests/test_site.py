@@ -107,7 +107,7 @@ def test_axe_finds_no_accessibility_violations_on_the_main_pages(site, width, sc
             "quickstart",
             "guides/choose",
             "reference/methods",
-            "explorer",
+            "concepts",
         ):
             page.goto((site / "docs" / f"{name}.html").as_uri())
             assert not violations(page), name
