@@ -104,23 +104,6 @@ class Comparison:
         kind = series.kind or next(iter(self.kinds), "")
         return f" (not counted: {reasons[kind]})" if kind in reasons else ""
 
-    def lengths(self, series: Series) -> list[int]:
-        """The lengths of a series, ascending."""
-        return sorted(
-            {
-                row.length
-                for result in self.results.values()
-                for row in series.of(result)
-            }
-        )
-
-    def at(self, measure: str, **at: int | float | str) -> dict[str, Row]:
-        """The rows at a place, by name of the result."""
-        rows = {
-            name: result.row(measure, **at) for name, result in self.results.items()
-        }
-        return {name: row for name, row in rows.items() if row is not None}
-
     def last(self, name: str, series: Series) -> Row | None:
         """The row of a result at the greatest length up to the target length."""
         rows = [

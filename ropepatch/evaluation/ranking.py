@@ -273,34 +273,25 @@ def _comparable(
     for result in results:
         if result.label == FLOOR:
             continue
-        if result.row("loss", length=result.target) and result.of(
-            "loss", "begin", "end"
-        ):
+        answers = result.of("log_prob", "kind", "length")
+        loss = result.row("loss", length=result.target)
+        if loss is not None and result.of("loss", "begin", "end"):
             reading.setdefault(result.label, result)
-        elif any(
-            row.length == result.target
-            for row in result.of("log_prob", "kind", "length")
-        ):
+        elif any(row.length == result.target for row in answers):
             asking.setdefault(result.label, result)
     if base not in reading or len(reading) < 2:
         raise RopepatchError(
             "nothing to rank, expected the baseline and at least one method"
         )
     for group in (reading, asking):
-        if len({result.parameters.get("digest") for result in group.values()}) > 1:
+        digests = {result.parameters.get("digest") for result in group.values()}
+        if len(digests) > 1:
             raise RopepatchError(
                 "the results were measured on different texts",
                 hint="measure them in one suite",
             )
-    if (
-        len(
-            {
-                result.env.get("dtype")
-                for result in [*reading.values(), *asking.values()]
-            }
-        )
-        > 1
-    ):
+    every = [*reading.values(), *asking.values()]
+    if len({result.env.get("dtype") for result in every}) > 1:
         raise RopepatchError(
             "the results were measured in different precisions",
             hint="measure them with one dtype",
@@ -312,21 +303,18 @@ def _ranked(
     label: str, base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]
 ) -> Ranked:
     """One method with its differences from the baseline, before they are judged."""
-    target, original = reading[base].target, int(reading[base].model["trained"])
-    loss, short = (
-        _mean(reading[label], "loss", length=length) for length in (target, original)
-    )
-    base_loss, base_short = (
-        _mean(reading[base], "loss", length=length) for length in (target, original)
-    )
+    first, own = reading[base], reading[label]
+    target, original = first.target, int(first.model["trained"])
+    loss, short = (own.mean("loss", length=n) for n in (target, original))
+    base_loss, base_short = (first.mean("loss", length=n) for n in (target, original))
     answers = {}
     for row in asking[base].of("log_prob", "kind", "length") if asking else []:
-        at = {"kind": row.at["kind"], "length": target}
-        log_prob = _mean(asking[label], "log_prob", **at)
+        at: dict[str, Any] = {"kind": row.at["kind"], "length": target}
+        log_prob = asking[label].mean("log_prob", **at)
         answers[str(row.at["kind"])] = Answers(
-            found=_mean(asking[label], "found", **at),
+            found=asking[label].mean("found", **at),
             log_prob=log_prob,
-            log_prob_gain=difference(log_prob, _mean(asking[base], "log_prob", **at)),
+            log_prob_gain=difference(log_prob, asking[base].mean("log_prob", **at)),
         )
     return Ranked(
         label=label,
@@ -358,13 +346,3 @@ def _judged(rows: Sequence[Ranked], base: str, kinds: Sequence[str]) -> list[Ran
         worse = [name for name, gain in own.items() if gain.value < 0 and gain.differs]
         judged.append(replace(row, better=tuple(better), worse=tuple(worse)))
     return judged
-
-
-def _mean(result: Result, measure: str, **at: Any) -> Mean:
-    row = result.row(measure, **at)
-    if row is None:
-        raise RopepatchError(
-            f"{result.label} has no {measure} at {at}",
-            hint="measure again with `ropepatch compare`",
-        )
-    return row.mean

@@ -274,6 +274,20 @@ class Result:
         """The row of a measure at a place, or None."""
         return next((row for row in self.of(measure, *at) if row.at == at), None)
 
+    def mean(self, measure: str, **at: int | float | str) -> Mean:
+        """The mean of a measure at a place.
+
+        Raises:
+            RopepatchError: If it has no clusters there.
+        """
+        row = self.row(measure, **at)
+        if row is None or not row.clusters:
+            raise RopepatchError(
+                f"{self.label} has no {measure} at {at}",
+                hint="measure again with `ropepatch compare`",
+            )
+        return row.mean
+
     @property
     def base(self) -> bool:
         """Whether it is of the unchanged model."""

@@ -6,6 +6,7 @@ import base64
 import importlib.metadata
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from markupsafe import Markup
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import by_place, comparisons
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.results import Result, results_json
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension.record import shown_command
 from ropepatch.files import absent, whole_file
@@ -26,7 +27,6 @@ from ropepatch.report.tables import tables_of
 from ropepatch.report.verdict import (
     measured,
     origin,
-    provenance,
     variant,
     verdict_lines,
 )
@@ -72,7 +72,7 @@ def _page(results: Sequence[Result], command: str | None) -> str:
         provenance=[
             (
                 f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}",
-                provenance(r),
+                _source(r),
             )
             for r in results
         ],
@@ -84,6 +84,13 @@ def _page(results: Sequence[Result], command: str | None) -> str:
         pictures_of=lambda group: pictures_of_results(group, look),
         image=inline_image,
     )
+
+
+def _source(result: Result) -> str:
+    """All that its file contains, without the rows."""
+    content = asdict(result)
+    content["rows"] = len(result.rows)
+    return results_json(content)
 
 
 def _environment() -> jinja2.Environment:

@@ -66,7 +66,8 @@ def _by_length(
         name: {row.length: row for row in series.of(result)}
         for name, result in comparison.named().items()
     }
-    lengths = comparison.lengths(series)
+    of_results = [rows_by_name[name] for name in comparison.results]
+    lengths = sorted({length for rows in of_results for length in rows})
     heads = [f"{length:,} tokens" for length in lengths]
     columns: list[Column] = []
     for length in lengths:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import Comparison, training_free
 from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.evaluation.ranking import Ranked, Ranking, rank
@@ -97,18 +96,12 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     results = [result for group in groups for result in group.results.values()]
     loss = [result for result in results if result.of("loss", "begin", "end")]
     base = [result.label for result in loss if result.scaling is None]
-    if (
-        len(base) != 1
-        or len(loss) < 2
-        or len({result.label for result in loss}) < len(loss)
-    ):
+    if len(base) != 1 or len({result.label for result in loss}) < len(loss):
         return None
-    for result in loss:
-        for length in (result.target, result.model["trained"]):
-            row = result.row("loss", length=length)
-            if row is None or not row.clusters:
-                return None
-    return rank(results, base=base[0])
+    try:
+        return rank(results, base=base[0])
+    except RopepatchError:  # too few, or not comparable
+        return None
 
 
 def _gains(group: Comparison) -> list[str]:
@@ -118,18 +111,17 @@ def _gains(group: Comparison) -> list[str]:
         before = training_free(group.results, result) if result.fine_tuned else None
         if before is None:
             continue
-        rows = [
-            group.results[label].row("loss", length=group.target)
-            for label in (before, name)
-        ]
-        means = [row.mean for row in rows if row is not None and row.clusters]
-        if len(means) < 2 or means[0].missing:
+        at = {"length": group.target}
+        try:
+            start = group.results[before].mean("loss", **at)
+            gain = difference(start, result.mean("loss", **at))
+        except RopepatchError:  # a result without its documents
             continue
-        gain = difference(*means)
-        outcome = "significant" if gain.differs else "not significant"
-        lines.append(
-            f"Training gain of {name} over {before}: {signed(gain)} nats/token, {outcome}."
-        )
+        if not gain.missing:
+            outcome = "significant" if gain.differs else "not significant"
+            lines.append(
+                f"Training gain of {name} over {before}: {signed(gain)} nats/token, {outcome}."
+            )
     return lines
 
 
@@ -192,27 +184,3 @@ def origin(results: Sequence[Result]) -> list[str]:
             text = result.parameters.get("text", "text")
             lines.append(f"{text}, {result.parameters['tokens']:,} tokens")
     return list(dict.fromkeys(lines))
-
-
-def provenance(result: Result) -> list[tuple[str, str]]:
-    """The provenance of a result, by name."""
-    lines: dict[str, Any] = {"task": result.task, "target": result.target}
-    lines |= {f"model {name}": value for name, value in result.model.items()}
-    lines |= {
-        f"scaling {name}": value for name, value in (result.scaling or {}).items()
-    }
-    lines |= result.parameters
-    if rows := [row for row in result.rows if row.at.keys() == {"length"}]:
-        lines |= {"n": rows[-1].n, "clusters": len(rows[-1].clusters)}
-    lines |= result.env | {"seconds": result.seconds}
-    return [(name, _value(value)) for name, value in lines.items() if value is not None]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple) and len(value) > 12:
-        return f"{len(value)} numbers, {value[0]} to {value[-1]}"
-    return (
-        value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False, default=str)
-    )

@@ -215,17 +215,15 @@ def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_th
     )
     assert "4 prompts of the built-in filler, seed 0" in text
     lines = [
-        "model weights sha256:0123",
-        "scaling factor 4.0",
+        '"weights": "sha256:0123"',
+        '"factor": 4.0',
         '"beta_fast": 32.0',
-        "digest f00d",
+        '"digest": "f00d"',
     ]
     for line in (
         *lines,
-        "torch 2.8.0",
-        "seconds 1.5",
-        "n 1000 clusters 10",
-        "n 12 clusters 4",
+        '"torch": "2.8.0"',
+        '"seconds": 1.5',
     ):
         assert line in text, line
     assert len(re.findall(r"<summary>tiny, ", page)) == len(RESULTS)

@@ -111,8 +111,10 @@ def test_baseline_and_extended_results_form_one_comparison_per_task(after):
         assert list(group.results) == [BASELINE, "yarn", "yarn + mine"]
         assert len({len(result.rows) for result in group.results.values()}) == 1
     assert loss.floor.label == FLOOR
-    assert loss.lengths(*loss.main) == [128, 256, 512]
-    assert retrieval.lengths(*retrieval.main) == [128, 512]
+    for group, lengths in ((loss, [128, 256, 512]), (retrieval, [128, 512])):
+        (series,) = group.main
+        for result in group.results.values():
+            assert [row.length for row in series.of(result)] == lengths
 
 
 def test_the_fine_tuned_result_equals_the_loaded_checkpoint_and_records_its_weights(
@@ -242,6 +244,9 @@ def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):
         update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)}
     )
     (group,) = comparisons(list(measure_extension(suite, made, folder)))
-    losses = {name: row.value for name, row in group.at("loss", length=512).items()}
+    losses = {
+        name: result.row("loss", length=512).value
+        for name, result in group.results.items()
+    }
     assert losses["fine-tuned"] == pytest.approx(losses["dynamic"], abs=1e-3)
     assert abs(losses[BASELINE] - losses["dynamic"]) > 0.1
