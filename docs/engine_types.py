@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from measured import result
@@ -25,6 +26,7 @@ READ = {
 READ |= {ABSENT: {OTHERS: ABSENT}}
 
 
+@cache
 def rows_of(engine: str) -> list[Row]:
     """List the results for an engine, of the version in `VERSIONS`."""
     rows: list[Row] = result("engine-types")["rows"]
@@ -79,6 +81,7 @@ def forget() -> None:
     architectures._engine_rows.cache_clear()
 
 
+@cache
 def key(model_type: str) -> str:
     """An architecture, and after it that of its language model where it has another."""
     part = CONFIG_MAPPING[model_type]().get_text_config(decoder=True).model_type

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ropepatch.report.printers import markdown_rows
 RESULTS = Path(__file__).parents[1] / "eval" / "results"
 
 
+@cache
 def result(name: str) -> Any:
     """A file of eval/results."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

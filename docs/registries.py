@@ -51,7 +51,7 @@ from ropepatch.settings import (
 from ropepatch.training import recipe as sections
 from ropepatch.training.adapter import Weights
 from ropepatch.training.forecast import published_config, training_cost
-from ropepatch.training.recipe import Recipe, read_recipe
+from ropepatch.training.recipe import Lora, Recipe, read_recipe
 
 PRESETS = json.loads(
     (resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8")
@@ -290,6 +290,12 @@ GPUS = {
 ROOM = 0.85
 
 
+@cache
+def weights_of(model: str, lora: Lora | None) -> Weights:
+    """Count the weights of a published model and of an adapter."""
+    return Weights.of(blueprint(load_config(published_config(model))), lora)
+
+
 def published_cost(recipe: Recipe) -> Cost | None:
     """Estimate a recipe on an H100 and the model it is written for; None if its config is unknown."""
     raw = published_config(recipe.model)
@@ -300,7 +306,7 @@ def published_cost(recipe: Recipe) -> Cost | None:
     return training_cost(
         recipe,
         config,
-        Weights.of(blueprint(config), recipe.lora),
+        weights_of(recipe.model, recipe.lora),
         dtype=recipe.precision or BFLOAT16,
         window=window,
         target=relative_length(recipe.to, window),
