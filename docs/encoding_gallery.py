@@ -201,7 +201,7 @@ def plot_arcs(
     length: int = 4096,
     target: int = 16384,
 ) -> Figure:
-    """The angles of some pairs of a head of 128 dimensions: up to the original length, and new ones up to the target."""
+    """The angles of some pairs (head of 128) up to the original length, and new ones up to the target."""
     inv_freq = Rope(128, 10000.0, length).inv_freq().tolist()
     words = (
         f"distances up to {length:,} tokens",
