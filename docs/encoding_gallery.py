@@ -42,6 +42,7 @@ def plot_encoding_gallery() -> dict[str, Figure]:
         "sinusoidal-table": plot_sinusoidal_table(),
         "sinusoidal-distances": plot_distances(),
         "rope-turns": plot_turns(),
+        "rope-arcs": plot_arcs(),
         "biases": plot_biases(),
     }
 
@@ -195,27 +196,70 @@ def plot_turns(positions: Sequence[int] = (1, 8, 64), head_dim: int = 16) -> Fig
     return figure
 
 
+def plot_arcs(
+    pairs: Sequence[int] = (32, 45, 46, 52, 58, 63),
+    length: int = 4096,
+    target: int = 16384,
+) -> Figure:
+    """The angles of some pairs (head of 128) up to the original length, and new ones up to the target."""
+    inv_freq = Rope(128, 10000.0, length).inv_freq().tolist()
+    words = (
+        f"distances up to {length:,} tokens",
+        f"first met between {length:,} and {target:,}",
+    )
+    with canvas(2.1, width=8.4) as figure:
+        for axes, pair in zip(figure.subplots(1, len(pairs)), pairs, strict=True):
+            seen = min(length * inv_freq[pair], 2 * math.pi)
+            reached = min(target * inv_freq[pair], 2 * math.pi)
+            _circle(axes)
+            for start, end, colour, label in (
+                (0.0, seen, COLOURS[0], words[0]),
+                (seen, reached, COLOURS[1], words[1]),
+            ):
+                _sector(axes, start, end, radius=1.0, color=colour, label=label)
+            axes.set_title(f"pair {pair}", loc="center")
+            turns = length * inv_freq[pair] / (2 * math.pi)
+            below = f"{turns:.2g} rotations"
+            axes.text(
+                0, -1.45, below, ha="center", va="center", color=QUIET, fontsize=8
+            )
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=2)
+    return figure
+
+
 def _dial(axes: Axes, angle: float) -> None:
     """A hand that has turned by an angle from the right, and its way of less than a turn."""
+    _circle(axes)
+    axes.plot([0, 1], [0, 0], color=FAINT, linewidth=0.8)
+    _sector(axes, 0.0, angle % (2 * math.pi), radius=0.55, color=COLOURS[0])
+    axes.plot(
+        [0, math.cos(angle)], [0, math.sin(angle)], color=COLOURS[0], linewidth=1.8
+    )
+    turns = angle / (2 * math.pi)
+    words = f"{turns:.1f} turns" if turns >= 1 else f"{_tokens(math.degrees(angle))}°"
+    axes.text(0, -1.45, words, ha="center", va="center", color=QUIET, fontsize=8)
+
+
+def _circle(axes: Axes) -> None:
     circle = [2 * math.pi * k / 90 for k in range(91)]
-    way = [angle % (2 * math.pi) * k / 60 for k in range(61)]
     axes.plot(
         [math.cos(a) for a in circle],
         [math.sin(a) for a in circle],
         color=GRID,
         linewidth=1,
     )
-    axes.plot([0, 1], [0, 0], color=FAINT, linewidth=0.8)
-    x, y = ([0, *(0.55 * part(a) for a in way)] for part in (math.cos, math.sin))
-    axes.fill(x, y, color=COLOURS[0], alpha=0.25, linewidth=0)
-    axes.plot(
-        [0, math.cos(angle)], [0, math.sin(angle)], color=COLOURS[0], linewidth=1.8
-    )
     axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal")
     axes.set_axis_off()
-    turns = angle / (2 * math.pi)
-    words = f"{turns:.1f} turns" if turns >= 1 else f"{_tokens(math.degrees(angle))}°"
-    axes.text(0, -1.45, words, ha="center", va="center", color=QUIET, fontsize=8)
+
+
+def _sector(
+    axes: Axes, start: float, end: float, *, radius: float, **style: Any
+) -> None:
+    """The angles between two, filled."""
+    way = [start + (end - start) * k / 60 for k in range(61)]
+    x, y = ([0, *(radius * part(a) for a in way)] for part in (math.cos, math.sin))
+    axes.fill(x, y, alpha=0.25, linewidth=0, **style)
 
 
 def _tokens(count: float) -> str:

@@ -52,7 +52,7 @@ def concept_figures() -> dict[str, str]:
 
 
 CONCEPTS = (
-    *("sinusoidal-table", "sinusoidal-distances", "rope-turns", "biases"),
+    *("sinusoidal-table", "sinusoidal-distances", "rope-turns", "rope-arcs", "biases"),
     *("wavelengths-linear", "wavelengths-ntk", "wavelengths-yarn", "distances"),
 )
 

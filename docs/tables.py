@@ -247,6 +247,9 @@ FIGURES: Mapping[str, Make] = {
     "eval/results/tiny-suite-perplexity.svg": lambda: generate.svg(
         figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
+    "eval/results/tiny-suite-positions.svg": lambda: generate.svg(
+        figures(ropepatch.read_results(RESULTS / "tiny-suite"))["positions"]
+    ),
     **{
         f"docs/figures/{name}.svg": lambda name=name: generate.concept_figures()[name]
         for name in generate.CONCEPTS

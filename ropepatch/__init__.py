@@ -9,15 +9,15 @@ from ropepatch.errors import RopepatchError as RopepatchError
 
 if TYPE_CHECKING:  # the names in HOMES, for mypy and editors
     from ropepatch.attention import REMAPPINGS as REMAPPINGS
-    from ropepatch.attention import Remapped as Remapped
     from ropepatch.attention import Remapping as Remapping
     from ropepatch.attention import make_remapping as make_remapping
+    from ropepatch.attention.remapped import Remapped as Remapped
     from ropepatch.doctor.diagnosis import diagnose as diagnose
     from ropepatch.encodings import ENCODINGS as ENCODINGS
     from ropepatch.encodings import Encoding as Encoding
-    from ropepatch.encodings import Swap as Swap
     from ropepatch.encodings import make_encoding as make_encoding
     from ropepatch.encodings.loading import load as load
+    from ropepatch.encodings.swapping import Swap as Swap
     from ropepatch.encodings.swapping import swap as swap
     from ropepatch.evaluation.perplexity import perplexity as perplexity
     from ropepatch.evaluation.retrieval import passkey as passkey
@@ -53,11 +53,12 @@ if TYPE_CHECKING:  # the names in HOMES, for mypy and editors
 __version__ = "0.1.0"
 
 HOMES = {  # modules of the public names, imported when used because it takes seconds
-    "attention": "REMAPPINGS Remapping Remapped make_remapping",
+    "attention": "REMAPPINGS Remapping make_remapping",
+    "attention.remapped": "Remapped",
     "doctor.diagnosis": "diagnose",
-    "encodings": "ENCODINGS Encoding Swap make_encoding",
+    "encodings": "ENCODINGS Encoding make_encoding",
     "encodings.loading": "load",
-    "encodings.swapping": "swap",
+    "encodings.swapping": "Swap swap",
     "evaluation.perplexity": "perplexity",
     "evaluation.retrieval": "passkey retrieve",
     "extension.patching": "Patch patch",

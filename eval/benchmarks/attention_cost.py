@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from ropepatch.attention import REMAPPINGS, remap_positions
+from ropepatch.attention import REMAPPINGS
+from ropepatch.attention.remapped import remap_positions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 

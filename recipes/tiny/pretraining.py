@@ -21,8 +21,8 @@ from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from ropepatch.data.texts import stream_texts
 from ropepatch.data.tiny.passkey import PASSKEY
-from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.encodings.swapping import swap, swapped
 from ropepatch.files import check_resumed, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.settings import seed_of

@@ -95,7 +95,7 @@ def _attend(
     if POSITIONS_SLOT not in module.__dict__:
         raise RopepatchError(
             "this attention needs a position remapping, and there is none",
-            hint="call ropepatch.attention.remap_positions first",
+            hint="call ropepatch.patch with a remapping first",
         )
     return modeling.attend(module, *tensors, **others)
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.encodings import absolute, relative, rotary
 from ropepatch.encodings.encoding import ENCODINGS, Encoding
 
-if TYPE_CHECKING:
-    from ropepatch.encodings.swapping import Swap, swap, swapped
-
-__all__ = ["ENCODINGS", "Encoding", "Swap", "make_encoding", "swap", "swapped"]
+__all__ = ["ENCODINGS", "Encoding", "make_encoding"]
 
 ENCODINGS |= {
     kind.name: kind
     for kind in (
-        *(absolute.Integer, absolute.Normalised, absolute.Binary, absolute.Sinusoidal),
+        absolute.Integer,
+        absolute.Normalised,
+        absolute.Binary,
+        absolute.Sinusoidal,
         absolute.LearnedPositions,
-        *(
-            relative.Shaw,
-            relative.TransformerXL,
-            relative.NEZHA,
-            relative.T5Bias,
-            relative.ALiBi,
-        ),
-        *(
-            rotary.RoPE,
-            rotary.XPos,
-            rotary.ProportionalRotary,
-            rotary.PartialRotary,
-            rotary.Axial,
-        ),
-        *(rotary.NoPE, rotary.NoPEHeads, rotary.NoPELayers, rotary.DroPE),
+        relative.Shaw,
+        relative.TransformerXL,
+        relative.NEZHA,
+        relative.T5Bias,
+        relative.ALiBi,
+        rotary.RoPE,
+        rotary.XPos,
+        rotary.ProportionalRotary,
+        rotary.PartialRotary,
+        rotary.Axial,
+        rotary.NoPE,
+        rotary.NoPEHeads,
+        rotary.NoPELayers,
+        rotary.DroPE,
     )
 }
 
@@ -43,12 +42,3 @@ def make_encoding(name: str, /, **parameters: Any) -> Encoding:
         RopepatchError: On an unknown encoding or parameter, or a missing or invalid parameter.
     """
     return ENCODINGS.make(name, **parameters)
-
-
-def __getattr__(name: str) -> Any:
-    """Import `swapping`, and with it transformers, only when one of its names is used."""
-    if name in ("Swap", "swap", "swapped"):
-        from ropepatch.encodings import swapping
-
-        return getattr(swapping, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

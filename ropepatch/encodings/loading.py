@@ -10,8 +10,9 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.attention import make_remapping, remap_positions
+from ropepatch.attention import make_remapping
 from ropepatch.attention.interchange import POSITIONS_SLOT
+from ropepatch.attention.remapped import remap_positions
 from ropepatch.encodings.encoding import ENCODINGS, ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError

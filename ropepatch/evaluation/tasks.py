@@ -127,9 +127,8 @@ class Task(Settings):
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
-    identity: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parameters that identify a measurement, quoted in summaries
+    # The parameters that identify a measurement, on cards
+    identity: ClassVar[tuple[str, ...]] = ()
 
     def prepare(self, goal: Goal) -> Data:
         """Make and check the data for a model and a target length."""

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention import Remapped, Remapping, remap_positions
+from ropepatch.attention import Remapping
+from ropepatch.attention.remapped import Remapped, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import ACROSS_LAYERS

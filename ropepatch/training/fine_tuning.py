@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
-from ropepatch.attention import Remapped, remap_positions
+from ropepatch.attention.remapped import Remapped, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention import Remapped
+from ropepatch.attention.remapped import Remapped
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import (
     RotarySubstitute,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ropepatch.attention import Remapped, mapped
-from ropepatch.encodings import Swap, swapped
+from ropepatch.attention.remapped import Remapped, mapped
+from ropepatch.encodings.swapping import Swap, swapped
 from ropepatch.extension.patching import Patch
 from ropepatch.extension.patching import active as patched
 

@@ -146,25 +146,20 @@ def evaluate(
     source = None if model is None else find_checkpoint(model, revision, original)
     place = None if text is None else os.fspath(text)
     reading: dict[str, Any] = {"text": place, "field": field, "split": split}
-    extension = (
-        None
-        if source is None or entries or to is not None
-        else extension_of(source, say)
-    )
+    extension = None
+    if source is not None and not entries and to is None:
+        extension = extension_of(source, say)
     if suite is not None:
         chosen = named_suite(suite, source, **reading)
     else:
         assert source is not None
-        check_text(
-            place, source.name if extension is None else extension["plan"].source.name
-        )
+        origin = source if extension is None else extension["plan"].source
+        check_text(place, origin.name)
         chosen = _perplexity_suite(source, entries, to, reading | task, say)
     chosen = chosen.narrowed(limit, seed)
-    written = (
-        source.folder
-        if source is not None and extension is not None and out is None
-        else None
-    )
+    written = None
+    if source is not None and extension is not None and out is None:
+        written = source.folder
     folder, page = check_places(written / "evaluation" if written else out, report)
     machine = measuring.Machine.of(device, dtype, say)
     how: Any = {"out": folder, "machine": machine, "progress": progress}

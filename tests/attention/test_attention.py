@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from ropepatch.attention import modeling_position_remapping as modeling
-from ropepatch.attention import remap_positions
+from ropepatch.attention.remapped import remap_positions
 
 # The scores that are computed
 

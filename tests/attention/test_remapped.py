@@ -15,7 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import REMAPPINGS, make_remapping, mapped, remap_positions
+from ropepatch.attention import REMAPPINGS, make_remapping
+from ropepatch.attention.remapped import mapped, remap_positions
 
 every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache, StaticCache
 from ropepatch import ENCODINGS
 from ropepatch.attention import REMAPPINGS
 from ropepatch.attention import modeling_position_remapping as modeling
-from ropepatch.encodings import swapped
+from ropepatch.encodings.swapping import swapped
 
 CHUNKS = [13, 1, 1, 9, 16]
 TOKENS = 30

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import mapped
-from ropepatch.encodings import make_encoding, swap, swapped
+from ropepatch.attention.remapped import mapped
+from ropepatch.encodings import make_encoding
+from ropepatch.encodings.swapping import swap, swapped
 from ropepatch.training.packed_attention import packed_attention
 
 PACKED = torch.cat([torch.arange(17), torch.arange(23)])[

@@ -11,8 +11,8 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.attention.modeling_position_remapping import Sight
-from ropepatch.encodings import swapped
 from ropepatch.encodings.encoding import AttentionInputs
+from ropepatch.encodings.swapping import swapped
 
 
 def test_a_fully_masked_row_does_not_change_the_key_positions_of_others():

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.doctor.diagnosis import diagnose
-from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.encodings.swapping import swapped
 from ropepatch.evaluation.measuring import Machine, Subject
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.publishing.contents import judge

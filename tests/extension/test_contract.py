@@ -28,8 +28,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 import ropepatch
 from ropepatch import METHODS, RopepatchError
-from ropepatch.attention import mapped
-from ropepatch.encodings import swapped
+from ropepatch.attention.remapped import mapped
+from ropepatch.encodings.swapping import swapped
 from ropepatch.model.config import stock_table
 
 IDS = torch.randint(

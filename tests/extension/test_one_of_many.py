@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import ropepatch
-from ropepatch.attention import remap_positions
-from ropepatch.encodings import swap
+from ropepatch.attention.remapped import remap_positions
+from ropepatch.encodings.swapping import swap
 from ropepatch.training.packed_attention import packed_attention
 
 IDS = torch.randint(3, 120, (1, 96), generator=torch.Generator().manual_seed(1))

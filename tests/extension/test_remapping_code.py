@@ -23,8 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import REMAPPINGS, Remapping, mapped, remap_positions
+from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.attention import modeling_position_remapping as modeling
+from ropepatch.attention.remapped import mapped, remap_positions
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import Machine, Subject
 from ropepatch.extension import changes, writing

@@ -11,8 +11,10 @@ from tiny_models import tiny_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention import REMAPPINGS, remap_positions
-from ropepatch.encodings import ENCODINGS, swap
+from ropepatch.attention import REMAPPINGS
+from ropepatch.attention.remapped import remap_positions
+from ropepatch.encodings import ENCODINGS
+from ropepatch.encodings.swapping import swap
 
 # Values at which every part of an encoding affects a model of two layers on 40 tokens.
 PARAMETERS: dict[str, dict[str, Any]] = {

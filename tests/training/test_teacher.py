@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ropepatch
-from ropepatch.attention import remap_positions
 from ropepatch.attention.interchange import POSITIONS_SLOT
+from ropepatch.attention.remapped import remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
