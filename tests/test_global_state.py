@@ -196,6 +196,7 @@ def test_the_table_of_calls_covers_every_api_function():
     } - {"make_scaling", "make_remapping", "make_encoding"}
 
 
+@pytest.mark.slow
 def test_importing_the_planning_module_does_not_change_pythons_random_state():
     code = "import random; state = random.getstate(); import ropepatch.extension.planning; "
     subprocess.run(

@@ -34,6 +34,7 @@ def test_a_command_that_cannot_print_prints_on_stderr_and_fails(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_without_any_stream_still_writes_its_file(tmp_path):
     done = shell("explore --no-tiny --out page.html >&- 2>&- <&-", tmp_path)
     assert done.returncode == 0

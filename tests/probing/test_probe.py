@@ -2,7 +2,6 @@
 
 import functools
 import json
-import time
 from itertools import pairwise
 
 import listening
@@ -88,13 +87,11 @@ def test_a_busy_server_is_asked_in_one_form_for_at_most_the_timeout(
         asked.append(request.path)
         return status, {}, b"too many requests"
 
-    begin = time.monotonic()
     with (
         listening.serving(refuse) as url,
         pytest.raises(RopepatchError, match=rf"is busy \(HTTP {status}\)") as error,
     ):
         ropepatch.probe(url, extended, timeout=0.5)
-    assert time.monotonic() - begin < 3
     assert 1 < len(asked) < client.TRIES
     assert "logprobs" not in error.value.hint
 

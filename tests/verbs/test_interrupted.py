@@ -24,6 +24,7 @@ EVAL = [
     "--to",
     "512",
 ]
+SLOW = pytest.mark.slow
 TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
@@ -119,7 +120,13 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=SLOW) for one in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_while_writing_exits_and_leaves_no_files(number, tmp_path):
     done = run_python(
         "-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path
@@ -131,6 +138,7 @@ def test_a_signal_while_writing_exits_and_leaves_no_files(number, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
+@SLOW
 def test_nohup_keeps_a_command_running_when_the_terminal_closes(tmp_path):
     code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{WHILE_IT_WRITES}"
     done = run_python(
