@@ -32,6 +32,8 @@ LINE, WORD = (
     re.compile(r"(?<=\S\n)(?=\S)"),
     re.compile(r"(?<=\S)(?= \S)"),
 )  # where to cut a long text
+# The label of a token without a loss, as in torch and transformers
+IGNORED = -100
 ANCHOR = "\n"  # precedes a piece, and absorbs the space that some tokenizers insert before a text
 
 Bos = Literal["window", "document", "none"]  # where beginning-of-sequence tokens stand

@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ropepatch.data.texts import IGNORED
 from ropepatch.model.cost import CHUNK as CHUNK
 
-IGNORED = (
-    -100
-)  # the label of a token that is not predicted, as in torch and transformers
 DISTILLED = CHUNK // 4  # a chunk holds logits and distributions of both models
 
 # Maps logits [C, V] of some tokens to the sum of their losses and its gradient; may overwrite the logits.

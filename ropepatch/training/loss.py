@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropepatch.data.texts import IGNORED
 from ropepatch.model.config import text_config
 from ropepatch.model.head import find_linear_head, in_eval_mode, shadowed
 from ropepatch.model.rotary import base_model
-from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
+from ropepatch.training.fused_loss import linear_cross_entropy
 
 logger = logging.getLogger(__name__)
 

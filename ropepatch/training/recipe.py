@@ -224,8 +224,25 @@ class Watch(Settings):
     max_short_loss_increase: PartShare = 0.02
 
 
-# Arguments of transformers' `TrainingArguments` that a recipe may set beside those of `TrainerArguments`;
-# ropepatch or the launcher sets the others.
+# Arguments of transformers' `TrainingArguments` that change no weight
+FREE = (
+    "logging_steps",
+    "logging_first_step",
+    "logging_strategy",
+    "log_level",
+    "save_steps",
+    "save_on_each_node",
+    "report_to",
+    "run_name",
+    "project",
+    "trackio_space_id",
+    "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "ddp_timeout",
+)
+# Those that a recipe may set beside those of `TrainerArguments`; ropepatch or the launcher sets the others.
 PASSED_ON = (
     "lr_scheduler_type",
     "lr_scheduler_kwargs",
@@ -245,27 +262,13 @@ PASSED_ON = (
     "torch_compile",
     "torch_compile_backend",
     "torch_compile_mode",
-    "logging_steps",
-    "logging_first_step",
-    "logging_strategy",
-    "log_level",
-    "save_steps",
-    "save_on_each_node",
-    "report_to",
-    "run_name",
-    "project",
-    "trackio_space_id",
     "include_num_input_tokens_seen",
-    "dataloader_num_workers",
-    "dataloader_prefetch_factor",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
     "ddp_backend",
-    "ddp_timeout",
     "ddp_find_unused_parameters",
     "ddp_bucket_cap_mb",
     "ddp_broadcast_buffers",
     "ddp_static_graph",
+    *FREE,
 )
 
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.positions import PositionSampling
 from ropepatch.data.questions import Questions
-from ropepatch.data.texts import begun
-from ropepatch.data.tiny.materials import IGNORED, MATERIALS
+from ropepatch.data.texts import IGNORED, begun
+from ropepatch.data.tiny.materials import MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError

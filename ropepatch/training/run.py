@@ -37,7 +37,7 @@ from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import seed_of
 from ropepatch.training.adapter import Weights
 from ropepatch.training.arguments import announced, checked_arguments
-from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe import FREE, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
@@ -56,24 +56,7 @@ NOT_DECISIVE: dict[str, Any] = {
     "method": True,
     "watch": True,
     "save": True,
-    "trainer": {
-        "report_to",
-        "run_name",
-        "project",
-        "trackio_space_id",
-        "log_level",
-        "logging_steps",
-        "logging_first_step",
-        "logging_strategy",
-        "save_steps",
-        "save_total_limit",
-        "save_on_each_node",
-        "ddp_timeout",
-        "dataloader_num_workers",
-        "dataloader_prefetch_factor",
-        "dataloader_pin_memory",
-        "dataloader_persistent_workers",
-    },
+    "trainer": {"save_total_limit", *FREE},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
 

@@ -6,7 +6,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import remove
-from ropepatch.progress import Advance
+from ropepatch.progress import Advance, Say
 from ropepatch.training.arguments import DEEPSPEED, engine
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
@@ -29,6 +29,8 @@ from ropepatch.training.run import PARTIAL, Run, checkpoints
 from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.watching import measure
 
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 TORCH_WRITES = "inline_container"  # in torch's errors about the disk
 SECONDS = "train_seconds"  # in a log: the time of the steps since the previous one
 
@@ -173,39 +175,31 @@ class SaveOnSignal(TrainerCallback):
     that a resumed run averages losses over the same steps. At the end it evaluates.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Say) -> None:
         self._say = say
-        self._before: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}  # those before
         self._heard: int | None = None
         self._unsaved = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Handle signals within the block; afterwards pass a received one to its previous handler."""
-        heard = {
-            signal.SIGINT,
-            signal.SIGTERM,
-            getattr(signal, "SIGHUP", signal.SIGTERM),
-        }
-        heard = heard if current_thread() is main_thread() else set()
-        self._before = {
-            one: signal.getsignal(one)
-            for one in heard
-            if callable(signal.getsignal(one))
-        }
-        for number in self._before:
-            signal.signal(number, self._hear)
+        for number in SIGNALS if current_thread() is main_thread() else ():
+            handler = signal.getsignal(number)
+            if callable(handler):  # neither ignored nor the default
+                self._handlers[number] = handler
+                signal.signal(number, self._hear)
         try:
             yield
         finally:
-            for number, handler in self._before.items():
+            for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         if self._heard is not None:
-            self._before[self._heard](self._heard, None)
+            self._handlers[self._heard](self._heard, None)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._heard is not None or not self._unsaved:
-            self._before[number](number, frame)
+            self._handlers[number](number, frame)
         self._heard = number
         self._say("saving after this step; interrupt again to stop at once")
 
@@ -244,16 +238,10 @@ class ProgressLines(TrainerCallback):
     """
 
     def __init__(
-        self,
-        say: Callable[[str], None],
-        advance: Advance,
-        tokens_per_step: int,
-        base: float,
+        self, say: Say, advance: Advance, tokens_per_step: int, base: float
     ) -> None:
-        self._say = say
-        self._base = base
-        self._advance = advance
-        self._tokens = tokens_per_step
+        self._say, self._advance = say, advance
+        self._tokens, self._base = tokens_per_step, base
         self._began = self._seconds = self._logged = 0.0
         self._steps = 0
 
@@ -263,9 +251,9 @@ class ProgressLines(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
-        self._advance(state.global_step, state.max_steps)
         self._seconds += time.perf_counter() - self._began
         self._steps += 1
+        self._advance(state.global_step, state.max_steps)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
@@ -273,14 +261,15 @@ class ProgressLines(TrainerCallback):
         """Print the progress, and store the time with the log for a resumed run."""
         if not state.is_world_process_zero or not logs:
             return
+        step = f"step {state.global_step}/{state.max_steps}"
         if "loss" in logs and self._steps:
             state.log_history[-1][SECONDS] = self._seconds - self._logged
             self._logged = self._seconds
             per_step = self._seconds / self._steps
             left = round((state.max_steps - state.global_step) * per_step)
             self._say(
-                f"step {state.global_step}/{state.max_steps}, loss {logs['loss']:.4f}, "
-                f"{self._tokens / per_step:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
+                f"{step}, loss {logs['loss']:.4f}, {self._tokens / per_step:,.0f} tokens/s, "
+                f"{left // 60}:{left % 60:02d} left"
             )
         if "eval_short_loss" in logs:
             short = logs["eval_short_loss"]
@@ -288,7 +277,7 @@ class ProgressLines(TrainerCallback):
             for name, value in logs.items():
                 if name.startswith("eval_target_"):
                     line += f", target {name.removeprefix('eval_target_')} {value:.4f}"
-            self._say(f"step {state.global_step}/{state.max_steps}, evaluation: {line}")
+            self._say(f"{step}, evaluation: {line}")
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ropepatch.data.texts import IGNORED
 from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.data.tiny.passkey import passkey_prompt
 from ropepatch.data.tiny.tales import Narrator, Tale
 from ropepatch.errors import RopepatchError
 
-IGNORED = -100  # the label of a token that is not trained on
 SHORTEST_COPY = 4  # tokens of the repeated string
 # Tokens: intro, two or three filler sentences, needle, question and answer
 SHORTEST_PASSKEY = 80
