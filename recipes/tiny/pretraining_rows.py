@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ropepatch.data.texts import IGNORED
 from ropepatch.data.tiny import materials
 from ropepatch.data.tiny.grammar import BOS, SENTENCES, Sentence
-from ropepatch.data.tiny.materials import IGNORED, Row, all_trained, copied, told_before
+from ropepatch.data.tiny.materials import Row, all_trained, copied, told_before
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
 

@@ -9,7 +9,6 @@ Shapes: W tokens of a training sequence.
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -19,34 +18,18 @@ from torch import Tensor
 from ropepatch.settings import Count, Settings
 
 
-class PositionSampling(Settings, ABC):
-    """How to draw the positions of a sequence's tokens within the target length."""
-
-    paper: ClassVar[str]
-    name: str
-
-    def sample(self, window: int, target: int, draw: random.Random) -> Tensor:
-        """Return strictly increasing positions [W] below ``target``, int64; 0 ... W-1 if W >= target."""
-        if target <= window:
-            return torch.arange(window)
-        return self._sample(window, target, draw)
-
-    @abstractmethod
-    def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
-        """Return the same for sequences shorter than the target, down to one token."""
-
-
-class TrueLength(PositionSampling):
+class TrueLength(Settings):
     """The true positions."""
 
-    paper = "arXiv:2306.15595"
+    paper: ClassVar[str] = "arXiv:2306.15595"
     name: Literal["true-length"] = "true-length"
 
-    def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
+    def sample(self, window: int, target: int, draw: random.Random) -> Tensor:
+        """Return the positions 0 ... W-1, int64."""
         return torch.arange(window)
 
 
-class PoSE(PositionSampling):
+class PoSE(Settings):
     """Chunks with jumps between them; lengths and jumps are drawn for every training sequence.
 
     The first chunk starts at 0. Chunk i has at least one token, leaves one for each further chunk, and
@@ -56,17 +39,24 @@ class PoSE(PositionSampling):
         chunks: Number of chunks, at most the number of tokens; 2 in the paper, 1 is `true-length`.
     """
 
-    paper = "arXiv:2309.10400"
+    paper: ClassVar[str] = "arXiv:2309.10400"
     name: Literal["pose"] = "pose"
     chunks: Count = 2
 
-    def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
+    def sample(self, window: int, target: int, draw: random.Random) -> Tensor:
+        """Return strictly increasing positions [W] below ``target``, int64; 0 ... W-1 if W >= target."""
+        if target <= window:
+            return torch.arange(window)
         starts, skips = [0], [0]
         for chunks_left in range(min(self.chunks, window) - 1, 0, -1):
             starts.append(draw.randint(starts[-1] + 1, window - chunks_left))
             skips.append(draw.randint(skips[-1], target - window))
         lengths = torch.tensor([*starts, window]).diff()
         return torch.arange(window) + torch.tensor(skips).repeat_interleave(lengths)
+
+
+PositionSampling = TrueLength | PoSE
+POSITIONS = {"true-length": TrueLength, "pose": PoSE}
 
 
 def _by_name(content: Any) -> Any:
@@ -78,11 +68,10 @@ def _by_name(content: Any) -> Any:
     return named
 
 
-Sampling = Annotated[TrueLength | PoSE, Field(discriminator="name")]
+Sampling = Annotated[PositionSampling, Field(discriminator="name")]
 Positions = Annotated[
     Sampling,
     BeforeValidator(
         _by_name, json_schema_input_type=Literal["true-length", "pose"] | Sampling
     ),
 ]
-POSITIONS: dict[str, type[PositionSampling]] = {"true-length": TrueLength, "pose": PoSE}

@@ -190,6 +190,7 @@ def write(
 
 def write_trained(
     plan: Plan,
+    source: Checkpoint,
     model: PreTrainedModel,
     out: str | Path,
     *,
@@ -200,12 +201,13 @@ def write_trained(
 
     Args:
         plan: The plan that the model is patched with.
+        source: The checkpoint of the plan, with its weights.
         model: The model, without adapters.
         out: The new folder.
         record: Further keys of the record.
         files: Further files, by their paths in the folder.
     """
-    folder, source = absent(out), plan.checkpoint()
+    folder = absent(out)
     origin = origin_of(source)
     if source is not plan.source:
         plan = replace(plan, source=source)

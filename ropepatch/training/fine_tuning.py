@@ -66,7 +66,7 @@ def fine_tune(run: Run) -> Written:
 
     `preparation.checks` come before.
     """
-    processes, limit = run.processes, run.recipe.watch.max_short_loss_increase
+    processes, reloaded = run.processes, None
     run.check_out()
     with run.alone(), announced(run.recipe):
         supply = _supply(run)
@@ -83,11 +83,11 @@ def fine_tune(run: Run) -> Written:
             if not processes.write_once((run.folder / TRAINED).is_dir):
                 record = _train(run, supply, record, model)
             if processes.first:
-                _save(run, supply, record)
+                reloaded = _save(run, supply, record)
         if processes.first:
             run.remove()
         processes.wait()
-    return _limited(run, limit)
+    return Written(run.out, _limited(run), reloaded)
 
 
 def _supply(run: Run) -> Supply:
@@ -196,8 +196,11 @@ def _teaching(run: Run, model: Any) -> Remapped:
         return mapped
 
 
-def _save(run: Run, supply: Supply, record: RunRecord) -> None:
-    """Merge the trained weights, measure them, and write and verify the checkpoint, or write the adapter."""
+def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None:
+    """Merge the trained weights, measure them, and write the checkpoint or adapter.
+
+    A checkpoint is verified; returns the reloaded model, if it was reloaded.
+    """
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     merges = recipe.save == "merged"
     with_reload = ", and reloading with stock transformers"
@@ -227,8 +230,10 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> None:
     }
     files = _evidence(run)
     if merges:
-        write_trained(plan, model, run.out, record=more, files=files)
-        return
+        written = write_trained(
+            plan, run.source, model, run.out, record=more, files=files
+        )
+        return written.model
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
         base = {
@@ -238,6 +243,7 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> None:
         write_json(folder / ADAPTER, read_json(trained / ADAPTER) | base)
         copy_files(files, folder)
         records.write(folder, Record.of(plan, **more, **origin_of(run.source)))
+    return None
 
 
 def _evidence(run: Run) -> dict[str, Path]:
@@ -278,14 +284,16 @@ def merged_model(run: Run, trained: Path) -> PreTrainedModel:
     return merged
 
 
-def _limited(run: Run, limit: float) -> Written:
-    """Return what was written; its short-context check is for the limit of this call."""
+def _limited(run: Run) -> Record:
+    """Return the record of what was written; its short-context check is for the limit of this call."""
     record = records.read(run.out)
     assert record.training is not None
-    check = record.training.short_context.limited(limit)
+    check = record.training.short_context.limited(
+        run.recipe.watch.max_short_loss_increase
+    )
     training = record.training.model_copy(update={"short_context": check})
     if training.to_dict() != record.training.to_dict():
         record = record.amended(training=training.to_dict())
         if run.processes.first:
             records.write(run.out, record)
-    return Written(run.out, record)
+    return record

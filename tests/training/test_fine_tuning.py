@@ -37,7 +37,7 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import TINY
+from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.precision import Precision
 from ropepatch.processes import ALONE, Processes
 from ropepatch.training import trainer
@@ -116,6 +116,31 @@ def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(
     rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").path)
     assert ["short_loss" in row for row in rows] == [True, True]
     assert not any("target_loss" in row or "target_passkey" in row for row in rows)
+
+
+def test_the_weights_of_the_base_are_loaded_to_train_them_and_to_merge_and_once_to_verify(
+    tmp_path, monkeypatch
+):
+    stock, loaded, made = Checkpoint.load, [], []
+    arguments = TrainingArguments.__post_init__
+
+    def counted(checkpoint, *words, **options):
+        loaded.append(checkpoint.name)
+        return stock(checkpoint, *words, **options)
+
+    def built(self):
+        made.append(self)
+        arguments(self)
+
+    monkeypatch.setattr(Checkpoint, "load", counted)
+    monkeypatch.setattr(TrainingArguments, "__post_init__", built)
+    written = fine_tune(
+        yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out"
+    )
+    assert loaded.count("tiny") == 2
+    assert len(loaded) == 3
+    assert written.model is not None  # for the fingerprint
+    assert len(made) == 1
 
 
 def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(
