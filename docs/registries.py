@@ -121,7 +121,11 @@ def engine_versions() -> str:
     return markdown_rows(("engine", "version", "how known"), rows)
 
 
-KV_CACHES = "llama-3.1-8b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "gemma-3-4b"
+KV_CACHES = (
+    *("qwen3-8b", "qwen2.5-7b", "llama-3.1-8b", "llama-3.3-70b"),
+    *("mistral-7b-v0.3", "gemma-3-4b"),
+)
+KV_LENGTHS = {"32k": 2**15, "64k": 2**16, "128k": 2**17, "256k": 2**18, "1M": 2**20}
 
 
 def suites() -> str:
@@ -144,15 +148,15 @@ def kv_caches() -> str:
             key_value_heads_of(config),
             head_dim_of(config),
         )
-        held = [cache_bytes(config, tokens) for tokens in (32_768, 131_072)]
+        held = [cache_bytes(config, tokens) for tokens in KV_LENGTHS.values()]
         rows.append(
             (
                 preset["model"],
                 *map(str, sizes),
-                *(f"{one / 2**30:.2f} GiB" for one in held if one),
+                *(f"{one / 2**30:.3g} GiB" for one in held if one),
             )
         )
-    heads = "model", "layers", "KV heads", "head dimension", "32k tokens", "128k tokens"
+    heads = "model", "layers", "KV heads", "head dimension", *KV_LENGTHS
     return markdown_rows(heads, rows)
 
 
@@ -329,9 +333,18 @@ def costs_of(name: str) -> list[Cost]:
     ]
 
 
-def gpu_hours(cost: Cost) -> str:
-    """Hours, rounded."""
-    return f"{cost.hours:.0f}" if cost.hours > 0.5 else "under 1"
+PEAKS = {
+    "H100": 989,
+    "RTX 4090": 165,
+    "L4": 121,
+}  # dense bfloat16, in 1e12 operations a second
+SMALL = 24  # gigabytes of the last two
+
+
+def gpu_hours(cost: Cost, gpu: str = "H100") -> str:
+    """Hours on a GPU, rounded; those of an H100 by the ratio of the peaks."""
+    hours = cost.hours * PEAKS["H100"] / PEAKS[gpu]
+    return f"{hours:.0f}" if hours > 0.5 else "under 1"
 
 
 def hardware() -> str:
@@ -345,8 +358,13 @@ def hardware() -> str:
                 f"{cost.memory:.1f} GiB: {smallest_gpu(cost.memory)}" for cost in costs
             ]
             cells += ["–"] * (2 - len(cells))
-            rows.append((costs[0].memory, [f"`{name}`", *cells, gpu_hours(costs[0])]))
-    head = ["recipe", "GPU memory", "with `quantization: 4bit`", "H100 hours"]
+            fits = min(cost.memory for cost in costs) <= ROOM * SMALL
+            gpus = PEAKS if fits else ["H100"]
+            hours = [gpu_hours(costs[0], gpu) for gpu in gpus]
+            hours += ["–"] * (len(PEAKS) - len(hours))
+            rows.append((costs[0].memory, [f"`{name}`", *cells, *hours]))
+    head = ["recipe", "GPU memory", "with `quantization: 4bit`"]
+    head += [f"{gpu} hours" for gpu in PEAKS]
     return markdown_rows(head, [row for _, row in sorted(rows)])
 
 
