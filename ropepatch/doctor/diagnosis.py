@@ -192,7 +192,7 @@ def _diagnose_checkpoint(
     files, findings = read_small_files(folder)
     unreadable = [finding.file for finding in findings]
     facts = Facts(source.config, files.get(TOKENIZER, {}))
-    weights, of_weights = look_at_weights(folder, source.raw)
+    weights, of_weights = look_at_weights(folder, source.config)
     findings += [*check(facts), *of_weights]
     if measure or source.revision is None:  # else only config.json was downloaded
         findings += _changed_code(source, files.get(RECORD, {}))

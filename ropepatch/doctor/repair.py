@@ -56,7 +56,7 @@ def repair(
             changed[RECORD] = {
                 key: value for key, value in record.items() if key != "verified"
             }
-    weights, _ = look_at_weights(source, facts.raw)
+    weights, _ = look_at_weights(source, facts.config)
     for file in files:
         if not weights or file not in weights.files or file.name == INDEX:
             check_inside([file], source)

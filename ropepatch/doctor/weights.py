@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ropepatch.doctor.findings import CONFIG, Finding, Keys, Problem, Rule
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import blueprint, load_config, stated_class
+from ropepatch.model.config import Config, blueprint, stated_class
 from ropepatch.model.loading import check_weights
 from ropepatch.model.weights import (
     COPY_BLOCK,
@@ -68,15 +67,15 @@ NOT_FINITE = Rule(
 
 
 def look_at_weights(
-    folder: Path, raw: dict[str, Any]
+    folder: Path, config: Config
 ) -> tuple[Weights | None, list[Finding]]:
     """Read the weight headers of a checkpoint, None if missing or damaged, and report their problems."""
     sets = weight_sets(folder)
     try:
-        weights = read_headers(folder, raw)
+        weights = read_headers(folder, config.raw)
     except RopepatchError as error:
         return None, list(_unread(folder, sets, error))
-    findings = list(_misfit(raw, weights))
+    findings = list(_misfit(config, weights))
     if len(sets) == 2:
         problem = f"the folder has two sets of weights; transformers loads {sets[0]}, not {sets[1]}"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
@@ -99,11 +98,10 @@ def _unread(folder: Path, sets: list[str], error: RopepatchError) -> Iterator[Fi
         )
 
 
-def _misfit(raw: dict[str, Any], weights: Weights) -> Iterator[Finding]:
+def _misfit(config: Config, weights: Weights) -> Iterator[Finding]:
     """Report weights that do not fit config.json; an invalid config.json is another finding."""
     try:
-        config = load_config(raw)
-        model = blueprint(config, stated_class(config))
+        model = blueprint(config.whole, stated_class(config.whole))
     except RopepatchError:
         return
     file = weights.files[0].name
@@ -114,14 +112,8 @@ def _misfit(raw: dict[str, Any], weights: Weights) -> Iterator[Finding]:
         return
     if unused:
         problem = f"the model that config.json describes has no {_listed(unused)}"
-        yield UNUSED.finding(
-            Problem(
-                (),
-                problem,
-                "none if another program needs them; else remove them",
-                file=file,
-            )
-        )
+        remedy = "none if another program needs them; else remove them"
+        yield UNUSED.finding(Problem((), problem, remedy, file=file))
 
 
 def not_finite(weights: Weights, progress: Progress | None = None) -> Iterator[Finding]:
@@ -135,14 +127,10 @@ def not_finite(weights: Weights, progress: Progress | None = None) -> Iterator[F
         if progress:
             progress(done, total)
     if bad:
-        yield NOT_FINITE.finding(
-            Problem(
-                (),
-                f"{_listed(bad)}: NaN or infinity",
-                "download the file again; if you trained this model, use an earlier checkpoint",
-                file=weights.tensors[bad[0]].file.name,
-            )
-        )
+        problem = f"{_listed(bad)}: NaN or infinity"
+        remedy = "download the file again; if you trained this model, use an earlier checkpoint"
+        file = weights.tensors[bad[0]].file.name
+        yield NOT_FINITE.finding(Problem((), problem, remedy, file=file))
 
 
 def _is_finite(entry: TensorEntry) -> bool:
