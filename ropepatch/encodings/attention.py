@@ -54,18 +54,12 @@ def attend(
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     sight = Sight.of(attention_mask, query, key, position_ids)
-    m, n = sight.queries, sight.keys
     layer: Any = module.layer_idx
-    attended = positions.encoded(
-        AttentionInputs(query, key, value, m, n, layer, scaling)
+    attended: AttentionInputs = positions.encoded(
+        AttentionInputs(query, key, value, sight.queries, sight.keys, layer, scaling)
     )
-    query, key, value, relative = (
-        attended.query,
-        attended.key,
-        attended.value,
-        attended.relative,
-    )
-    weights, wide = None, torch.promote_types(query.dtype, torch.float32)
+    query, key, value = attended.query, attended.key, attended.value
+    relative, weights = attended.relative, None
     if relative is None and not positions.wants_weights:
         every = slice(0, query.shape[2]), slice(0, key.shape[2])
         mask = None if sight.causal else sight.mask(*every)
@@ -74,33 +68,31 @@ def attend(
         )
         output = output.transpose(1, 2)
     else:
+        wide = torch.promote_types(query.dtype, torch.float32)
+
+        def distances(rows: slice, columns: slice) -> Tensor:
+            return sight.queries[:, rows, None] - sight.keys[:, None, columns]
 
         def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
             keys = key[:, :, columns].mT
             if relative is None:  # as in stock eager attention
                 return by_head(own, keys).to(wide) * scaling
             scores = by_head(own.to(wide), keys.to(wide)) * scaling
-            return scores.add_(
-                relative.bias(own, m[:, rows, None] - n[:, None, columns])
-            )
+            return scores.add_(relative.bias(own, distances(rows, columns)))
 
         def added(weights: Tensor, rows: slice, columns: slice) -> Tensor | None:
-            return (
-                None
-                if relative is None
-                else relative.read(weights, m[:, rows, None] - n[:, None, columns])
-            )
+            if relative is None:
+                return None
+            return relative.read(weights, distances(rows, columns))
 
-        width = 0 if relative is None else relative.reach
-        wants = positions.wants_weights
         output, weights = in_blocks(
             score,
             query,
             value,
             sight,
             dropout,
-            wants_weights=wants,
-            width=width,
+            wants_weights=positions.wants_weights,
+            width=0 if relative is None else relative.reach,
             added=added,
         )
     if attended.finish is not None:

@@ -35,11 +35,9 @@ def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     rotary = x[..., : cos.shape[-1]]
     first, second = rotary.chunk(2, -1)
     out = rotary * cos + torch.cat((-second, first), -1) * sin
-    return (
-        out
-        if rotary.shape == x.shape
-        else torch.cat((out, x[..., cos.shape[-1] :]), -1)
-    )
+    if rotary.shape == x.shape:
+        return out
+    return torch.cat((out, x[..., cos.shape[-1] :]), -1)
 
 
 class RoPE(Encoding):
@@ -64,18 +62,14 @@ class RoPE(Encoding):
     def apply(
         self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor
     ) -> AttentionInputs:
-        query, key = (
-            rotated(
-                x,
-                self.angles(positions, inv_freq),
-                self.rope(shape).carried_attention_factor,
-            )
-            for x, positions in (
-                (inputs.query, inputs.query_positions),
-                (inputs.key, inputs.key_positions),
-            )
+        factor = self.rope(shape).carried_attention_factor
+        of_queries = self.angles(inputs.query_positions, inv_freq)
+        of_keys = self.angles(inputs.key_positions, inv_freq)
+        return replace(
+            inputs,
+            query=rotated(inputs.query, of_queries, factor),
+            key=rotated(inputs.key, of_keys, factor),
         )
-        return replace(inputs, query=query, key=key)
 
 
 class PartialRotary(RoPE):
@@ -120,10 +114,8 @@ class ProportionalRotary(RoPE):
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         inv_freq = self.rope(shape).inv_freq()
-        return {
-            "inv_freq": inv_freq
-            * (torch.arange(len(inv_freq)) < int(self.share * len(inv_freq)))
-        }
+        rotates = torch.arange(len(inv_freq)) < int(self.share * len(inv_freq))
+        return {"inv_freq": inv_freq * rotates}
 
 
 class Axial(RoPE):
@@ -150,9 +142,8 @@ class Axial(RoPE):
             )
 
     def rope(self, shape: ModelShape) -> Rope:
-        return Rope(
-            shape.head_dim // (len(self.grid) + 1), shape.rope.rope_theta, shape.window
-        )
+        of_axis = shape.head_dim // (len(self.grid) + 1)
+        return Rope(of_axis, shape.rope.rope_theta, shape.window)
 
     def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
         return super().angles(coordinates(positions, self.grid), inv_freq).flatten(-2)
@@ -200,12 +191,8 @@ class XPos(RoPE):
         origin = inputs.query_positions.amax(-1, keepdim=True)
         reach = (origin - inputs.query_positions).max() / self.scale_base
         largest = float(query.detach().abs().max() * key.detach().abs().max())
-        bound = (
-            float(decay.min() ** -reach.float())
-            * 4
-            * query.shape[-1]
-            * max(largest, 1.0)
-        )
+        growth = float(decay.min() ** -reach.float())
+        bound = growth * 4 * query.shape[-1] * max(largest, 1.0)
         if not bound < torch.finfo(query.dtype).max:
             raise RopepatchError(
                 f"xpos over {int(reach * self.scale_base)} tokens leaves the range of {query.dtype}",
@@ -213,13 +200,11 @@ class XPos(RoPE):
             )
 
         def stretched(x: Tensor, positions: Tensor, sign: int) -> Tensor:
-            behind = (
-                (positions - origin).clamp(max=0)[..., None].float()
-            )  # empty cache slots have larger positions
-            power: Tensor = shape.rope.carried_attention_factor * decay ** (
-                sign * behind / self.scale_base
-            )
-            return rotated(x, self.angles(positions, inv_freq), power)
+            # empty cache slots have larger positions
+            behind = (positions - origin).clamp(max=0)[..., None].float()
+            power: Tensor = decay ** (sign * behind / self.scale_base)
+            scale = shape.rope.carried_attention_factor * power
+            return rotated(x, self.angles(positions, inv_freq), scale)
 
         return replace(
             inputs,
@@ -255,11 +240,9 @@ class DroPE(Encoding):
     temperature: Amount = 1.0
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
-        return (
-            inputs
-            if self.temperature == 1
-            else replace(inputs, query=inputs.query * self.temperature)
-        )
+        if self.temperature == 1:
+            return inputs
+        return replace(inputs, query=inputs.query * self.temperature)
 
 
 class NoPEHeads(RoPE):
@@ -290,13 +273,13 @@ class NoPEHeads(RoPE):
     ) -> AttentionInputs:
         groups = self._groups(shape)
         heads = groups * (inputs.query.shape[1] // inputs.key.shape[1])
-        first = replace(
-            inputs, query=inputs.query[:, :heads], key=inputs.key[:, :groups]
-        )
+        query, key = inputs.query, inputs.key
+        first = replace(inputs, query=query[:, :heads], key=key[:, :groups])
         first = super().apply(first, shape, inv_freq=inv_freq)
-        query = torch.cat((first.query, inputs.query[:, heads:]), 1)
         return replace(
-            inputs, query=query, key=torch.cat((first.key, inputs.key[:, groups:]), 1)
+            inputs,
+            query=torch.cat((first.query, query[:, heads:]), 1),
+            key=torch.cat((first.key, key[:, groups:]), 1),
         )
 
     def _groups(self, shape: ModelShape) -> int:
