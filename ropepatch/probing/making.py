@@ -116,7 +116,10 @@ def add_fingerprint(
             return
         if reason := _why_none_of(plan):
             raise RopepatchError(reason)
-        job = Job(checkpoint, written.record, plan.config, device, written.model)
+        # A model in memory may be a part of its checkpoint
+        is_whole = isinstance(plan.source, Checkpoint)
+        config = plan.config if is_whole else checkpoint.config
+        job = Job(checkpoint, written.record, config, device, written.model)
         ropes = job.ropes if asked else job.affordable()
         if asked:
             say(f"computing {READING}: {job.duration}")
