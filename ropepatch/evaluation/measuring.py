@@ -94,6 +94,9 @@ class Machine:
         return cls(processes, known_dtype(dtype), say)
 
 
+HERE = Machine()
+
+
 @dataclass(eq=False)
 class Subject:
     """A model to measure; its weights are loaded when they are needed."""

@@ -502,18 +502,25 @@ class LossCurve:
         return f"LossCurve({len(set(self._indices()))} documents, {sum(map(len, self.nll))} tokens scored)"
 
     def __str__(self) -> str:
-        heads, rows = ("length", "documents", "tokens", "nats/token", "perplexity"), []
-        for length, read in self._doublings():
-            counts = (f"{length}", f"{len(read.clusters)}", f"{read.weight:.0f}")
-            rows.append((*counts, f"{read.value:.4f}", f"{read.perplexity:.2f}"))
-        return as_text([columns(rows, heads, right=range(5))])
+        heads = ("length", "documents", "tokens", "nats/token", "perplexity")
+        cells = []
+        for *counts, nats, perplexity in map(dict.values, self._doublings()):
+            cells.append((*map(str, counts), f"{nats:.4f}", f"{perplexity:.2f}"))
+        return as_text([columns(cells, heads, right=range(5))])
 
-    def _doublings(self) -> Iterator[tuple[int, Mean]]:
+    def _doublings(self) -> Iterator[dict[str, float]]:
+        """The loss at every doubling of the length, up to the longest row."""
         longest = self._longest()
-        for length in sorted(
-            {2**k for k in range(4, longest.bit_length())} | {longest}
-        ):
-            yield length, self.at(length)
+        powers = {2**k for k in range(4, longest.bit_length())}
+        for length in sorted(powers | {longest}):
+            read = self.at(length)
+            yield {
+                "length": length,
+                "documents": len(read.clusters),
+                "tokens": round(read.weight),
+                "nats": read.value,
+                "perplexity": read.perplexity,
+            }
 
     def to_pandas(self) -> DataFrame:
         """A pandas frame with a row for every doubling of the length in tokens, up to the longest row.
@@ -521,16 +528,7 @@ class LossCurve:
         Raises:
             RopepatchError: If pandas is not installed.
         """
-        return data_frame(
-            {
-                "length": length,
-                "documents": len(read.clusters),
-                "tokens": round(read.weight),
-                "nats": read.value,
-                "perplexity": read.perplexity,
-            }
-            for length, read in self._doublings()
-        )
+        return data_frame(self._doublings())
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
