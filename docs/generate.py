@@ -21,11 +21,20 @@ from transformers import LlamaConfig
 import ropepatch
 from ropepatch.attention import REMAPPINGS
 from ropepatch.cli import GROUPS, app
+from ropepatch.cli.derive import Command
 from ropepatch.cli.listing import describe_encoding, describe_method
+from ropepatch.doctor.diagnosis import Diagnosis
+from ropepatch.doctor.findings import Finding
 from ropepatch.encodings import ENCODINGS
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.perplexity import LossCurve
+from ropepatch.evaluation.ranking import Ranking
+from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.retrieval import Retrieval
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import plan
+from ropepatch.probing.judging import Judgement
 from ropepatch.report.plots import figures_of_plans, save_figure
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
@@ -248,6 +257,7 @@ API = {
     "Errors": "RopepatchError",
 }
 REGISTRIES = {"METHODS", "REMAPPINGS", "ENCODINGS"}
+RETURNED = (LossCurve, Retrieval, Mean, Result, Ranking, Judgement, Diagnosis, Finding)
 
 
 SECTION = re.compile(
@@ -257,12 +267,17 @@ ENTRY = re.compile(r"^    (\*{0,2}\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def api() -> Iterator[str]:
-    """A section for every public name, from its docstring."""
-    listed = {name for names in API.values() for name in names.split()}
-    if listed | REGISTRIES != set(ropepatch.__all__):
+    """A section for every public name, from its docstring; of a command, what the command does not have."""
+    public = {name for names in API.values() for name in names.split()}
+    if public | REGISTRIES != set(ropepatch.__all__):
         raise ValueError(
-            f"API and ropepatch.__all__ differ in {(listed | REGISTRIES) ^ set(ropepatch.__all__)}"
+            f"API and ropepatch.__all__ differ in {(public | REGISTRIES) ^ set(ropepatch.__all__)}"
         )
+    commands = {}
+    for name in app:
+        command = app[name].default_command
+        if isinstance(command, Command):
+            commands[command.verb] = command
     for heading, names in API.items():
         yield f"## {heading}"
         for name in names.split():
@@ -271,59 +286,60 @@ def api() -> Iterator[str]:
             if inspect.isclass(found):
                 yield described(found)
                 yield "\n".join(members(found))
+                continue
+            returned = inspect.signature(found).return_annotation
+            called = f"{name}{signature(found)} -> {returned}"
+            yield f"```text\n{textwrap.fill(called, 100, subsequent_indent='    ')}\n```"
+            if name in commands:
+                yield from of_command(found, commands[name])
             else:
-                called = f"ropepatch.{name}({', '.join(parameters(found))})"
-                yield f"```text\n{textwrap.fill(called, 100, subsequent_indent='    ')}\n```"
-                yield described(found, parameters(found))
+                yield described(found)
+    yield "## What they return"
+    for kind in RETURNED:
+        yield f"### {kind.__name__}"
+        yield described(kind)
+        yield "\n".join(members(kind))
 
 
-def described(thing: Any, written: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A docstring in Markdown, its arguments as a list, each with its annotation and default as written."""
+def of_command(function: Any, command: Command) -> Iterator[str]:
+    """What a function does in short, where its options are described, and what only Python has."""
+    sections = (inspect.getdoc(function) or "").split("\n\n")
+    yield sections[0]
+    place = f"commands.md#ropepatch-{command.name}"
+    yield f"The arguments are the options of [`ropepatch {command.name}`]({place})."
+    python_only = {
+        name: text
+        for name, text in meanings(function).items()
+        if name not in command.names and name != "parameters"
+    }
+    if python_only:
+        items = [f"- `{name}`: {text}" for name, text in python_only.items()]
+        yield "Only in Python:\n\n" + "\n".join(items)
+    for section in sections:
+        if section.startswith(("Returns:", "Raises:")):
+            yield SECTION.sub(listed, f"{section}\n").strip()
 
-    def listed(section: re.Match[str]) -> str:
-        title = section[1].replace("Args", "Arguments")
-        entries = [
-            (name, " ".join(text.split())) for name, text in ENTRY.findall(section[2])
-        ]
-        if title == "Raises" and len(entries) == 1:
-            [(name, text)] = entries
-            return f"**Raises** `{name}`: {text}\n\n"
-        kinds = {name: f" ({kind})" for name, kind in written.items() if kind}
-        items = [f"- `{name}`{kinds.get(name, '')}: {text}" for name, text in entries]
-        return (
-            f"**{title}**\n\n"
-            + ("\n".join(items) or inspect.cleandoc(section[2]))
-            + "\n\n"
-        )
 
+def described(thing: Any) -> str:
+    """A docstring in Markdown, its arguments as a list."""
     return SECTION.sub(listed, f"{inspect.getdoc(thing)}\n").strip()
 
 
-def parameters(function: Any) -> dict[str, str]:
-    """The parameters of a function as a call shows them, each with its annotation and default."""
-    written: dict[str, str] = {}
-    for one in inspect.signature(function).parameters.values():
-        if one.kind is one.KEYWORD_ONLY and "*" not in written and not starred(written):
-            written["*"] = ""
-        default = (
-            ""
-            if one.default is one.empty or inspect.isfunction(one.default)
-            else f" = {one.default!r}"
-        )
-        kind = (
-            ""
-            if one.annotation is one.empty or one.kind is one.VAR_KEYWORD
-            else one.annotation
-        )
-        written[str(one.replace(annotation=one.empty, default=one.empty))] = (
-            kind and f"`{kind}{default}`"
-        )
-    return written
-
-
-def starred(written: Iterable[str]) -> bool:
-    """Whether what follows is passed by keyword."""
-    return any(name.startswith("*") for name in written)
+def listed(section: re.Match[str]) -> str:
+    """A section of a docstring in Markdown."""
+    title = section[1].replace("Args", "Arguments")
+    entries = [
+        (name, " ".join(text.split())) for name, text in ENTRY.findall(section[2])
+    ]
+    if title == "Raises" and len(entries) == 1:
+        [(name, text)] = entries
+        return f"**Raises** `{name}`: {text}\n\n"
+    items = [f"- `{name}`: {text}" for name, text in entries]
+    return (
+        f"**{title}**\n\n"
+        + ("\n".join(items) or inspect.cleandoc(section[2]))
+        + "\n\n"
+    )
 
 
 def members(kind: type) -> Iterator[str]:
