@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from registries import meanings
@@ -336,9 +335,7 @@ def listed(section: re.Match[str]) -> str:
         return f"**Raises** `{name}`: {text}\n\n"
     items = [f"- `{name}`: {text}" for name, text in entries]
     return (
-        f"**{title}**\n\n"
-        + ("\n".join(items) or inspect.cleandoc(section[2]))
-        + "\n\n"
+        f"**{title}**\n\n" + ("\n".join(items) or inspect.cleandoc(section[2])) + "\n\n"
     )
 
 
