@@ -77,11 +77,7 @@ def fine_tune(run: Run) -> Written:
             run.check_resumed(decisive)
             for note in supply.notes:
                 run.say(note)
-            record, model = run.earlier, None
-            if record.decisive is None:
-                model, record = _begin(run, supply, decisive)
-            if not processes.write_once((run.folder / TRAINED).is_dir):
-                record = _train(run, supply, record, model)
+            record = _trained(run, supply, decisive)
             if processes.first:
                 reloaded = _save(run, supply, record)
         if processes.first:
@@ -97,8 +93,18 @@ def _supply(run: Run) -> Supply:
     return read[0] if read else read_supply(run)
 
 
+def _trained(run: Run, supply: Supply, decisive: dict[str, Any]) -> RunRecord:
+    """Measure the base model and train it, as far as earlier calls have not; the model is freed at the end."""
+    record, model = run.earlier, None
+    if record.decisive is None:
+        model, record = _begin(run, supply, decisive)
+    if not run.processes.write_once((run.folder / TRAINED).is_dir):
+        record = _train(run, supply, record, model)
+    return record
+
+
 def _begin(run: Run, supply: Supply, decisive: dict[str, Any]) -> tuple[Any, RunRecord]:
-    """Load the base model and record its loss within the original length; return None for it if it was cast."""
+    """Record the base model's loss within the original length; return the model too if it can be trained on."""
     gpus = torch.cuda.device_count()
     if run.processes.count == 1 < gpus:
         run.say(
@@ -116,7 +122,8 @@ def _begin(run: Run, supply: Supply, decisive: dict[str, Any]) -> tuple[Any, Run
     record = run.processes.write_once(
         lambda: run.write(run.earlier.model_copy(update=begun))
     )
-    return (model.cpu() if model.dtype == dtype else None), record
+    is_whole = engine() is None and run.recipe.quantization is None
+    return (model.cpu() if is_whole and model.dtype == dtype else None), record
 
 
 def _train(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunRecord:
@@ -180,7 +187,7 @@ def _loaded(run: Run, model: Any) -> Any:
     dtype = run.earlier.precision
     if run.recipe.quantization:
         return load_in_4_bits(run.source, dtype, run.processes.device)
-    if model is None or engine() is not None:
+    if model is None:
         model = run.source.load()
     return model.float() if dtype == FLOAT32 else model
 
