@@ -68,7 +68,7 @@ class Answer(NamedTuple):
         kind: The kind of the question.
         depth: The end of the last needle that the answer needs, from 0 to 1 of the prompt.
         found: Whether greedy decoding gives the answer, to the last token.
-        log_prob: The mean log-prob of the answer's tokens, in nats; NaN if a server returns none.
+        log_prob: The mean log-prob of the answer's tokens, in nats.
     """
 
     haystack: int
@@ -377,17 +377,13 @@ def ask(
     keep: Path | None = None,
     split: bool = False,
     progress: Advance | bool | None = None,
-    checked: set[int] | None = None,
 ) -> Retrieval:
-    """The answers of a model to the questions of these haystacks; see `retrieve`.
-
-    `checked` collects the lengths at which whole prompts confirmed the cache, for further calls.
-    """
+    """The answers of a model to the questions of these haystacks; see `retrieve`."""
     if tokens_per_batch is None:
         tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
     processes = join(str(input_device(model))) if split else ALONE
     _check_vocabulary(model, haystacks)
-    reader = Reader(model, tokens_per_batch, read_once=read_once, checked=checked)
+    reader = Reader(model, tokens_per_batch, read_once=read_once)
     done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
     kept = Kept(keep)
 
@@ -461,7 +457,6 @@ class Reader:
         tokens_per_batch: int,
         *,
         read_once: bool = True,
-        checked: set[int] | None = None,
     ) -> None:
         self._model, self._tokens = model, tokens_per_batch
         self._device = input_device(model)
@@ -469,7 +464,8 @@ class Reader:
             map(gives_positions, model.modules())
         )  # any: PEFT passes keywords on
         self._cache = cache_keyword(model)
-        self._checked = set[int]() if checked is None else checked  # lengths
+        # The lengths at which a whole prompt confirmed the cache
+        self._checked: set[int] = set()
         self._read_once = read_once
         if read_once and (reason := self._reason()):
             self._read_whole(reason)

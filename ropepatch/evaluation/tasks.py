@@ -500,9 +500,8 @@ class RetrievalTask(Task):
         left_out: dict[str, str] = {}
         if kinds is None:
             within = wanted[0]
-            if (
-                not self.lengths
-            ):  # kinds that do not fit into the original length would not count
+            # Kinds that do not fit into the original length would not count.
+            if self.lengths is None:
                 within = max((n for n in wanted if n <= goal.trained), default=within)
             plan, left_out = Haystacks.by_default(goal.tokenizer, within, **settings)
         else:

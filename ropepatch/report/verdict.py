@@ -170,15 +170,10 @@ def origin(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         if result.env:  # the floor of a text is computed, not measured
-            versions = [
-                f"{name} {result.env[name]}" for name in VERSIONS if name in result.env
-            ]
-            device = result.env.get("server") or result.env.get(
-                "device", "unknown device"
-            )
-            lines.append(
-                ", ".join([*versions, device, result.env.get("dtype", "unknown dtype")])
-            )
+            env = result.env
+            parts = [f"{name} {env[name]}" for name in VERSIONS if name in env]
+            parts += [env.get(key, f"unknown {key}") for key in ("device", "dtype")]
+            lines.append(", ".join(parts))
     for result in results:
         if "tokens" in result.parameters:
             text = result.parameters.get("text", "text")
