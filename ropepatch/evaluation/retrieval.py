@@ -29,6 +29,7 @@ from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
+from ropepatch.model.config import switches
 from ropepatch.model.head import (
     cache_keyword,
     evaluating,
@@ -434,16 +435,11 @@ def _follows_length(model: PreTrainedModel) -> bool:
         if "dynamic" in kind:
             return True
         if "longrope" in kind:
-            parameters = (
-                getattr(getattr(module, "config", None), "rope_parameters", None) or {}
-            )
-            sets = [
-                parameters,
-                *(one for one in parameters.values() if isinstance(one, dict)),
-            ]
-            if not any("long_factor" in one for one in sets):
-                return True
-            if any(one.get("short_factor") != one.get("long_factor") for one in sets):
+            config = getattr(module, "config", None)
+            parameters = getattr(config, "rope_parameters", None) or {}
+            by_layer = [one for one in parameters.values() if isinstance(one, dict)]
+            sets = [one for one in (parameters, *by_layer) if "long_factor" in one]
+            if not sets or any(map(switches, sets)):
                 return True
     return False
 
