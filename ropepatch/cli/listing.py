@@ -177,7 +177,10 @@ def recipes(name: str | None = None, *, as_json: bool = False) -> None:
     """
     from ropepatch.settings import RECIPES
 
-    _list(name, RECIPES, "recipe", "trains", as_json, ropepatch.read_recipe)
+    def read(name: str) -> object:  # imports torch
+        return ropepatch.read_recipe(name)
+
+    _list(name, RECIPES, "recipe", "trains", as_json, read)
 
 
 @command(
