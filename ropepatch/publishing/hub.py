@@ -29,8 +29,7 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.checkpoint import ADAPTER, RECORD
 from ropepatch.progress import Say, silent
 from ropepatch.publishing import hub_client
-from ropepatch.publishing.card import MARKER, preview_card, write_card
-from ropepatch.publishing.card.writing import CARD
+from ropepatch.publishing.card.writing import CARD, MARKER, preview_card, write_card
 from ropepatch.publishing.contents import (
     Contents,
     Judgement,

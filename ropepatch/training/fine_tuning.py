@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
-from ropepatch.attention.remapped import Remapped, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read
@@ -31,7 +30,6 @@ from ropepatch.training.adapter import (
     without_deprecations,
 )
 from ropepatch.training.arguments import announced, engine, split_models
-from ropepatch.training.recipe import remapping_of
 from ropepatch.training.run import (
     PARTIAL,
     RECORD,
@@ -42,7 +40,7 @@ from ropepatch.training.run import (
     newest,
 )
 from ropepatch.training.supply import Supply, read_supply
-from ropepatch.training.teacher import Teacher
+from ropepatch.training.teacher import Teacher, teaching
 from ropepatch.training.trainer import (
     LongContextTrainer,
     ProgressLines,
@@ -135,9 +133,7 @@ def _train(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunRecord
     run.arguments.eval_on_start = last is None
     with split_models(run.arguments):
         model = _loaded(run, model)
-        mapped = None
-        if recipe.distil and recipe.reads_beyond(run.trained):
-            mapped = _teaching(run, model)
+        mapped = teaching(run, model)
         put(model, run.plan)
         if not recipe.packed_by_us:
             model.set_attn_implementation(recipe.attention)
@@ -190,17 +186,6 @@ def _loaded(run: Run, model: Any) -> Any:
     if model is None:
         model = run.source.load()
     return model.float() if dtype == FLOAT32 else model
-
-
-def _teaching(run: Run, model: Any) -> Remapped:
-    """Prepare the position remapping of the teacher, which `Teacher` applies."""
-    assert run.recipe.distil is not None
-    remapping = remapping_of(run.recipe.distil.remapping)
-    original = run.plan.source.config.original
-    with remap_positions(
-        model, remapping, to=run.plan.target, original=original
-    ) as mapped:
-        return mapped
 
 
 def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None:

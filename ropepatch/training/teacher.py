@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention.remapped import Remapped
+from ropepatch.attention.remapped import Remapped, remap_positions
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import (
     RotarySubstitute,
@@ -20,9 +20,22 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
 from ropepatch.training.loss import NO_INPUT, linear_head, of_next
-from ropepatch.training.recipe import Distil
+from ropepatch.training.recipe import Distil, remapping_of
+from ropepatch.training.run import Run
 
 UNKNOWN: Any = object()
+
+
+def teaching(run: Run, model: Any) -> Remapped | None:
+    """Prepare the teacher's position remapping, before the model is patched; None if no sequence needs it."""
+    distil, original = run.recipe.distil, run.plan.source.config.original
+    if distil is None or not run.recipe.reads_beyond(run.trained):
+        return None
+    remapping = remapping_of(distil.remapping)
+    with remap_positions(
+        model, remapping, to=run.plan.target, original=original
+    ) as mapped:
+        return mapped
 
 
 class Teacher:

@@ -23,9 +23,14 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension.record import Record
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.publishing.card import Extended, card_text, write_card
+from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.parts import address, bibtex, entries
-from ropepatch.publishing.card.writing import MARKER, board_scores
+from ropepatch.publishing.card.writing import (
+    MARKER,
+    board_scores,
+    card_text,
+    write_card,
+)
 from ropepatch.report import print_results
 from ropepatch.report.tables import EFFECTIVE
 from ropepatch.scaling import METHODS

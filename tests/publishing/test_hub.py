@@ -23,7 +23,7 @@ from ropepatch import RopepatchError
 from ropepatch.files import check_secrets
 from ropepatch.model.checkpoint import CODE
 from ropepatch.model.weights import checksums, fingerprint, read_headers
-from ropepatch.publishing.card import MARKER
+from ropepatch.publishing.card.writing import MARKER
 from ropepatch.publishing.contents import judge
 from ropepatch.publishing.hub import Pushed, push
 
