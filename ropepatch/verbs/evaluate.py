@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub import try_to_load_from_cache
 
@@ -30,6 +30,7 @@ from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
 from ropepatch.verbs.results import Results, read_results, reported
 
 if TYPE_CHECKING:
+    from ropepatch.extension.planning import Plan
     from ropepatch.extension.record import Record
 
 # A source of training sequences, as in `ropepatch.training.recipe`
@@ -153,7 +154,7 @@ def evaluate(
         chosen = named_suite(suite, source, **reading)
     else:
         assert source is not None
-        origin = source if extension is None else extension["plan"].source
+        origin = source if extension is None else extension.plan.source
         check_text(place, origin.name)
         chosen = _perplexity_suite(source, entries, to, reading | task, say)
     chosen = chosen.narrowed(limit, seed)
@@ -168,7 +169,8 @@ def evaluate(
             chosen, source, revision=revision, original=original, **how
         )
     else:
-        results = measuring.measure_extension(chosen, **extension, **how)
+        plan, trained, label = extension
+        results = measuring.measure_extension(chosen, plan, trained, label=label, **how)
     if written is None:
         return reported(results, folder, page, machine, command)
     if page is None and can_report():
@@ -248,7 +250,15 @@ def _perplexity_suite(
 # A checkpoint that ropepatch wrote
 
 
-def extension_of(written: Checkpoint, say: Say) -> dict[str, Any] | None:
+class Extended(NamedTuple):
+    """The extension in a checkpoint that ropepatch wrote."""
+
+    plan: Plan
+    trained: Path | None  # the checkpoint, if its weights were trained
+    label: str
+
+
+def extension_of(written: Checkpoint, say: Say) -> Extended | None:
     """The plan of a checkpoint that ropepatch wrote, and its folder and label if it was trained.
 
     None for other checkpoints, and with a warning if the model that it was made from is not here.
@@ -263,14 +273,9 @@ def extension_of(written: Checkpoint, say: Say) -> dict[str, Any] | None:
             "from which it was made, is not here"
         )
         return None
+    trained = None if record.training is None else written.folder
     plan = plan_of_record(record, source)
-    if record.training is None:
-        return {"plan": plan}
-    return {
-        "plan": plan,
-        "fine_tuned": written.folder,
-        "label": f"{record.method} + training",
-    }
+    return Extended(plan, trained, f"{record.method} + training")
 
 
 def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
