@@ -115,11 +115,6 @@ def engines() -> str:
 
 # One section per entry of a registry
 
-STUDIES = "../../eval/studies"
-TRAINING_FREE = (
-    "[training-free on `tiny`]"
-    f"({STUDIES}/README.md#every-method-on-the-bundled-checkpoint-training-free)"
-)
 UNMEASURED = (
     "longrope",
     "longrope-switch",
@@ -167,9 +162,6 @@ def entry(
 
 def methods() -> Iterator[str]:
     """A section for every scaling."""
-    pages = dict.fromkeys(
-        UNMEASURED, "none; a search outside ropepatch has to find its factors"
-    )
     for kind in METHODS.values():
         facts = {
             "Frequencies": f"`{kind.formula}`",
@@ -177,8 +169,11 @@ def methods() -> Iterator[str]:
             "Saved as": "not saved"
             if kind.saved_as == "–"
             else f"RoPE type `{kind.saved_as}`",
-            "Results": pages.get(kind.name, TRAINING_FREE),
         }
+        if kind.name in UNMEASURED:
+            facts["Results"] = (
+                "none; a search outside ropepatch has to find its factors"
+            )
         if kind.length_dependent:
             facts["Frequencies change with the length of the input"] = "yes"
         yield from entry(kind, describe_method(kind)["parameters"], facts)
