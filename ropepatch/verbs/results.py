@@ -49,15 +49,19 @@ class Results(tuple[Result, ...]):
         Raises:
             RopepatchError: If pandas is not installed.
         """
-        return data_frame(
-            {"model": result.model["name"]}
-            | {key: getattr(result, key) for key in ("target", "task", "label")}
-            | columns
-            for result in self
-            for row in result.rows
-            for columns in (row.tidy(),)
-            if measure in (None, row.measure, columns["measure"])
-        )
+        rows = []
+        for result in self:
+            place = {
+                "model": result.model["name"],
+                "target": result.target,
+                "task": result.task,
+                "label": result.label,
+            }
+            for row in result.rows:
+                columns = row.tidy()
+                if measure in (None, row.measure, columns["measure"]):
+                    rows.append(place | columns)
+        return data_frame(rows)
 
     def plot(self, name: str | None = None) -> Figure:
         """A figure of the results.
