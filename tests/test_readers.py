@@ -285,6 +285,8 @@ FOUND = [
     # no token in the original length
     LLAMA
     % '"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0.5}',
+    LLAMA % '"architectures": 5',
+    LLAMA % '"rope_scaling": {"long_factor": {}}',
     '{"model_type": "gemma3"}',
     '{"model_type": "fuyu", "text_config": null}',
     '{"model_type": "mllama", "text_config": {"model_type": {"a": 1}}}',

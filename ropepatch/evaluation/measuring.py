@@ -146,7 +146,11 @@ class Subject:
             }
         rope = self.source.stock.rope
         before = context_before(self.source.folder, weights)
-        extended = {} if before is None else {"extended_from": before}
+        extended: dict[str, Any] = {}
+        if before is not None:
+            extended["extended_from"] = before
+        if rope.carried_attention_factor != 1:
+            extended["attention_factor"] = rope.carried_attention_factor
         return self.source.positions | {
             "name": self.name,
             "revision": self.source.revision,

@@ -399,7 +399,9 @@ NAMES = ("model", "name", "text", "recipe_texts")
 
 def without_paths(content: Any) -> Any:
     """Return JSON-ready data with names and commands shortened for publication."""
-    if isinstance(content, list):
+    if isinstance(content, Part):
+        content = content.to_dict()
+    if isinstance(content, list | tuple):
         return [without_paths(item) for item in content]
     if not isinstance(content, dict):
         return content

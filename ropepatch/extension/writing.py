@@ -335,11 +335,17 @@ def small_files(source: Path, include: Sequence[str] = ()) -> dict[str, Path]:
     }
     templates = sorted(source.glob(f"{TEMPLATES}/*.jinja"))
     files |= {file.relative_to(source).as_posix(): file for file in templates}
-    if include:
-        weights = {file.name for file in entries if _is_weights(file)}
-        files |= included(source, include, but=WRITTEN | weights)
+    files |= included_files(source, include)
     check_inside(files.values(), source)
     return {name: file for name, file in files.items() if file.is_file()}
+
+
+def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
+    """Return the files that match patterns, without weights and files that are rewritten."""
+    if not patterns:
+        return {}
+    weights = {file.name for file in source.iterdir() if _is_weights(file)}
+    return included(source, patterns, but=WRITTEN | weights)
 
 
 def _is_weights(file: Path) -> bool:

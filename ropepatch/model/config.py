@@ -406,7 +406,8 @@ def generates(model_type: str) -> bool:
 
 def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """Return the class of transformers in `architectures`, if it has no language model head."""
-    name = str(next(iter(config.architectures or ()), ""))
+    names: Any = config.architectures
+    name = str(names[0]) if isinstance(names, list) and names else ""
     stated = getattr(transformers, name, None)
     if (
         name.endswith(GENERATING)
@@ -846,7 +847,8 @@ def stated_window(
 
 def switches(parameters: dict[str, Any]) -> bool:
     """Return whether `longrope` has different divisors up to the original context length and beyond."""
-    return parameters.get("short_factor") != parameters.get("long_factor")
+    short, long = parameters.get("short_factor"), parameters.get("long_factor")
+    return short is not None and short != long
 
 
 def stock_table(

@@ -316,14 +316,14 @@ def say_warnings(plan: Plan, say: Say) -> None:
 
 
 def failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, ...]:
-    """The errors of several checks."""
-    found = []
+    """The errors of several checks, each once."""
+    found: dict[str, RopepatchError] = {}
     for check in checks:
         try:
             check()
         except RopepatchError as error:
-            found.append(error)
-    return tuple(found)
+            found.setdefault(str(error), error)
+    return tuple(found.values())
 
 
 def check_place(place: Path) -> None:
@@ -347,8 +347,8 @@ def check_carried(
     files = writing.small_files(source.folder, include)
     check_secrets(files)
     say_left_out(source, files, say)
-    added = files.keys() - writing.small_files(source.folder).keys()
-    return {name: files[name] for name in added}
+    added = writing.included_files(source.folder, include)
+    return {name: files[name] for name in added if name in files}
 
 
 def say_left_out(source: Checkpoint, files: Collection[str], say: Say) -> None:

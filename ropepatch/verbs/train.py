@@ -218,11 +218,9 @@ def _dry_run(run: Run, place: Path, reading: bool | None) -> Extension:
         partial(check_place, place),
     ]
     if is_here(run.plan):
-        found += [
-            run.check_out,
-            partial(_check_source, run),
-            partial(check_run, run),
-        ]
+        found += [run.check_out, partial(_check_source, run)]
+        if not failures([run.check_out]):
+            found.append(partial(check_run, run))
     obstacles = failures(found)
     return Extension(place, run.plan, forecast=forecast(run), obstacles=obstacles)
 

@@ -52,14 +52,14 @@ def test_amending_keeps_unknown_keys(record, tmp_path):
 
 def test_no_path_of_this_machine_is_written(record, tmp_path):
     path = "/home/zorro/llama"
-    trained = TRAINING | {"recipe": {"data": {"sources": [{"text": path}]}}}
-    write(
-        tmp_path,
-        record.amended(
-            model=path, command=f"ropepatch extend {path} --to 1k", training=trained
-        ),
-    )
-    assert "zorro" not in (tmp_path / RECORD).read_text()
+    sources = ({"text": path},)
+    trained = TRAINING | {"recipe": {"data": {"sources": sources}}}
+    earlier = record.model_copy(update={"model": path})
+    given = {"command": f"ropepatch extend {path} --to 1k", "training": trained}
+    made = Record.of(ropepatch.plan("tiny", to=1024), earlier=earlier, **given)
+    for one in (made, record.amended(model=path, **given)):
+        write(tmp_path, one)
+        assert "zorro" not in (tmp_path / RECORD).read_text()
 
 
 def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkeypatch):
