@@ -204,7 +204,7 @@ def plot_arcs(
     """The angles of some pairs (head of 128) up to the original length, and new ones up to the target."""
     inv_freq = Rope(128, 10000.0, length).inv_freq().tolist()
     words = (
-        f"distances up to {length:,} tokens",
+        f"angles at distances up to {length:,} tokens",
         f"first met between {length:,} and {target:,}",
     )
     with canvas(2.1, width=8.4) as figure:
@@ -219,7 +219,7 @@ def plot_arcs(
                 _sector(axes, start, end, radius=1.0, color=colour, label=label)
             axes.set_title(f"pair {pair}", loc="center")
             turns = length * inv_freq[pair] / (2 * math.pi)
-            below = f"{turns:.2g} rotations"
+            below = f"{turns:#.2g} rotations"
             axes.text(
                 0, -1.45, below, ha="center", va="center", color=QUIET, fontsize=8
             )

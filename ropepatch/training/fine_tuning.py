@@ -47,8 +47,9 @@ from ropepatch.training.trainer import (
     explaining_disk,
     history,
     seconds,
+    short_context_check,
+    short_context_loss,
 )
-from ropepatch.training.watching import short_context_check, short_context_loss
 
 TRAINING = "training"  # the folder within the checkpoint: recipe and record of the run
 RECIPE = "recipe.yaml"
@@ -62,7 +63,7 @@ MERGED = 1e-3  # largest change of a logit by merging in float32, relative to th
 def fine_tune(run: Run) -> Written:
     """Train a model for the target length of a plan, and write the result; resume what an earlier call began.
 
-    `preparation.checks` come before.
+    `checks` of the run come before.
     """
     processes, reloaded = run.processes, None
     run.check_out()

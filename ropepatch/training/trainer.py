@@ -16,19 +16,23 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument
+from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.retrieval import retrieve
+from ropepatch.extension.record import ShortContextCheck
 from ropepatch.files import remove
-from ropepatch.progress import Advance, Say
+from ropepatch.progress import Advance, Say, unseen
 from ropepatch.training.arguments import DEEPSPEED, engine
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.run import PARTIAL, Run, checkpoints
 from ropepatch.training.teacher import UNKNOWN, Teacher
-from ropepatch.training.watching import measure
 
+DEPTHS = 5  # equal parts of the target, with equally many passkeys
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 TORCH_WRITES = "inline_container"  # in torch's errors about the disk
@@ -313,3 +317,66 @@ def seconds(log_history: list[dict[str, Any]]) -> float:
     """Sum the time of all steps, over all calls."""
     total: float = sum(logged.get(SECONDS, 0.0) for logged in log_history)
     return round(total, 1)
+
+
+# Evaluation
+
+
+def measure(
+    run: Run, pieces: Sequence[Tensor], model: PreTrainedModel
+) -> dict[str, float]:
+    """Measure loss (nats/token) within the original length and at the target, and passkey accuracy.
+
+    Args:
+        run: The run.
+        pieces: Held-out text, [target] each, or [L] for no loss at the target.
+        model: The model.
+    """
+    watch, target = run.recipe.watch, run.plan.target
+    split = engine() is None  # else the model is split over the processes
+    measured = {}
+    if watch.target and len(pieces[0]) >= target:
+        curve = perplexity(model, None, pieces, split=split)
+        measured["short_loss"] = curve.at(run.trained).value
+        measured["target_loss"] = curve.between(target // 2, target).value
+    else:
+        short = short_context_loss(run, pieces, model, split=split)
+        measured["short_loss"] = short.value
+    if watch.target and watch.passkey_trials:
+        found = retrieve(
+            model,
+            run.tokenizer,
+            lengths=[target],
+            haystacks=DEPTHS * watch.passkey_trials,
+            keys=1,
+            kinds=("passkey",),
+            split=split,
+        )
+        measured["target_passkey"] = found.found(target).value
+    return measured
+
+
+def short_context_loss(
+    run: Run,
+    pieces: Sequence[Tensor],
+    model: PreTrainedModel,
+    advance: Advance = unseen,
+    *,
+    split: bool,
+) -> Mean:
+    """Measure the loss (nats/token) of the first L tokens, without running beyond them.
+
+    With ``split``, the processes share the work.
+    """
+    begins = [piece[: run.trained] for piece in pieces]
+    curve = perplexity(model, None, begins, split=split, progress=advance)
+    return curve.at(run.trained)
+
+
+def short_context_check(base: Mean, now: Mean, most: float) -> ShortContextCheck:
+    """Compare the losses of two models within the original length, paired by text."""
+    change, interval = difference(now, base), None
+    if not change.missing:
+        low, high = change.interval()
+        interval = low / base.value, high / base.value
+    return ShortContextCheck.of(base.value, now.value, most, interval)

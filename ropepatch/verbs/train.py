@@ -27,9 +27,8 @@ from ropepatch.progress import (
 )
 from ropepatch.settings import Length, name_of
 from ropepatch.training.forecast import forecast, other_model, sized
-from ropepatch.training.preparation import checks
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe
-from ropepatch.training.run import Run, checkpoints
+from ropepatch.training.run import Run, checkpoints, checks
 from ropepatch.training.supply import check_run
 from ropepatch.verbs.extend import (
     Extension,

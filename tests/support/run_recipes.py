@@ -14,9 +14,8 @@ from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
 from ropepatch.training import fine_tuning
-from ropepatch.training.preparation import checks
 from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
-from ropepatch.training.run import Run
+from ropepatch.training.run import Run, checks
 
 STEPS = 6
 SUITE = """

@@ -690,9 +690,7 @@ def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquan
 ):
     """bitsandbytes also runs on a CPU, where no recipe is let: the same path, without a GPU's kernels."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(
-        "ropepatch.training.preparation._check_4_bits", lambda recipe: None
-    )
+    monkeypatch.setattr("ropepatch.training.run._check_4_bits", lambda recipe: None)
     # Or it repacks the weights in the first evaluation, and has no gradient of that.
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     source = source_with(tmp_path / "source", dtype="bfloat16")

@@ -24,9 +24,8 @@ from ropepatch.training.forecast import (
     training_bytes,
     training_cost,
 )
-from ropepatch.training.preparation import check_trainable
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
-from ropepatch.training.run import Run
+from ropepatch.training.run import Run, check_trainable
 from ropepatch.training.supply import read_supply
 
 PLAN = ropepatch.plan("tiny", to=512)

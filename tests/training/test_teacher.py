@@ -25,8 +25,8 @@ from ropepatch.model.checkpoint import TINY
 from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.preparation import check_trainable
 from ropepatch.training.recipe import Data, Distil, Generated, Lora
+from ropepatch.training.run import check_trainable
 from ropepatch.training.teacher import Teacher
 
 L, TARGET = 16, 64

@@ -6,7 +6,7 @@ from run_recipes import fine_tune, small_recipe
 import ropepatch
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
-from ropepatch.training.watching import short_context_check
+from ropepatch.training.trainer import short_context_check
 
 
 def losses(*values):
