@@ -56,9 +56,8 @@ def _decoded(
     """A prompt and its answer as texts that the harness tokenises to exactly these tokens."""
     ids = question + answer
     bos = tokenizer.bos_token or ""
-    special = (
-        {"add_special_tokens": False} if bos else {}
-    )  # the harness adds none after a literal BOS
+    # The harness adds none after a literal BOS
+    special = {"add_special_tokens": False} if bos else {}
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, clean_up_tokenization_spaces=False)

@@ -40,9 +40,8 @@ ROTARY = "model.rotary_emb"  # the rotary module of the stock model
 NAME = __name__  # of this file's attention, in transformers' registry
 POSITIONS_SLOT = "_ropepatch_positions"  # attribute of an attention module with its remapping, or None
 SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by device type
-KERNELS = (
-    {"cuda": 2} if find_spec("triton") else {}
-)  # most bytes per number for FlexAttention
+# Most bytes per number for FlexAttention
+KERNELS = {"cuda": 2} if find_spec("triton") else {}
 KERNEL_BLOCK = 128  # queries or keys per block of FlexAttention
 NARROWEST = 16  # least head dimension for FlexAttention
 VARIANTS = 64  # of its kernel per process, by heads, gradients, batch; beyond, it would store all scores
@@ -539,9 +538,8 @@ def by_kernel(
             )
         outputs.append(output)
         sums.append(getattr(more, "lse", more))
-    shares = (
-        torch.stack(sums).softmax(0).nan_to_num(0)[..., None]
-    )  # padding without any key
+    # Padding without any key
+    shares = torch.stack(sums).softmax(0).nan_to_num(0)[..., None]
     return (torch.stack(outputs) * shares).sum(0).to(value.dtype)
 
 

@@ -55,9 +55,8 @@ THRESHOLD = 0.856  # the accuracy at an effective length, RULER's (arXiv:2404.06
 MOST_ROWS = 16  # questions of a batch
 # Tokens of a haystack per forward pass on a CPU; four times as many elsewhere
 CHUNK = 2048
-MOST_WHOLE = (
-    2**14
-)  # longest prompt that a CPU processes whole as a check, except at the least length
+# Longest prompt that a CPU processes whole as a check, except at the least length
+MOST_WHOLE = 2**14
 
 
 class Answer(NamedTuple):

@@ -263,9 +263,8 @@ def remarks(config: PreTrainedConfig) -> Iterator[str]:
         yield f"sliding_window {sliding} does not change: tokens farther apart do not attend to each other"
 
 
-ENGINE_TYPES = (
-    PACKAGE / "model" / "engine_types.json"
-)  # from eval/results/engine-types.json, by docs/tables.py
+# From eval/results/engine-types.json, by docs/tables.py
+ENGINE_TYPES = PACKAGE / "model" / "engine_types.json"
 
 OTHER_TYPES = "*"  # all other rope types
 TESTED = "default", "linear", "yarn", "llama3", "longrope"
@@ -305,9 +304,8 @@ def found(engine: str, whole: str, text: str, rope_type: str) -> Found:
         rope_type in TESTED or len({*verdicts} - {"default"}) == 1
     ):  # or all scalings share one verdict
         verdict = verdicts.get(rope_type) or verdicts.get(OTHER_TYPES, NOT_KNOWN)
-    certain = (
-        whole == text or verdict != ABSENT
-    )  # it may exist as a part of the multimodal model only
+    # It may exist as a part of the multimodal model only
+    certain = whole == text or verdict != ABSENT
     return (
         Found(how, verdict)
         if certain and verdict != NOT_KNOWN

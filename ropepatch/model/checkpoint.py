@@ -63,9 +63,8 @@ MOST_CONFIG = 4_000_000  # bytes; published ones have about 10,000
 CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for transformers
 RECORD = "ropepatch.json"
 RECORD_VERSION: Final = 1  # of the layout; older records have no version
-MAX_RECORDED = (
-    2**63
-)  # of numbers: larger ones are implausible, and may overflow a float
+# Of numbers: larger ones are implausible, and may overflow a float
+MAX_RECORDED = 2**63
 
 Text = StrictStr
 

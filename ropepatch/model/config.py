@@ -1060,9 +1060,8 @@ class Config(StatedRope):
         base = base_model(model)
         custom = None if is_stock(base) else type(base.config)
         unlocated = cls(base.config.to_dict(), original, custom)
-        _ = (
-            unlocated.text
-        )  # an unsupported configuration is reported before its rotary module
+        # An unsupported configuration is reported before its rotary module
+        _ = unlocated.text
         config = replace(unlocated, known_site=find_rotary(base))
         _ = config.rope
         return config

@@ -243,9 +243,8 @@ def check_device(device: str | torch.device) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        known = (
-            "device type at start" not in reason
-        )  # it lists all that torch could have
+        # It lists all that torch could have
+        known = "device type at start" not in reason
         raise RopepatchError(
             f"no device {str(device)!r} here{f': {reason}' * known}",
             hint="use e.g. cpu, cuda, cuda:1 or mps",

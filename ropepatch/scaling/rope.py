@@ -130,9 +130,8 @@ class Rope(Settings):
         """Whether the rotating pairs already differ from b^(-2i/d)."""
         if self.carried is None:
             return False
-        all_rotate = (
-            self.rotating == self.num_pairs
-        )  # unscaled frequencies are carried only if some do not
+        # Unscaled frequencies are carried only if some do not
+        all_rotate = self.rotating == self.num_pairs
         plain = tuple(self._plain(self.rope_theta).tolist())
         return all_rotate or self.carried_attention_factor != 1 or self.carried != plain
 

@@ -181,9 +181,8 @@ def training_bytes(
     if recipe.quantization:
         held -= counted.linear * (size - FOUR_BITS)
     lengths, room = recipe.data.lengths(window)
-    has_wide_stream = (
-        recipe.lora is None or recipe.lora.train_embeddings
-    )  # embeddings in float32
+    # Embeddings in float32
+    has_wide_stream = recipe.lora is None or recipe.lora.train_embeddings
     step = step_bytes(
         config,
         max(room // length * length for length in lengths),

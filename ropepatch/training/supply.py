@@ -33,9 +33,8 @@ from ropepatch.training.rows import (
 from ropepatch.training.run import Run
 from ropepatch.training.self_written import self_written
 
-ASKED = (
-    1 / 8
-)  # tokens of prompts that the model is asked on, per training token; each costs four
+# Tokens of prompts that the model is asked on, per training token; each costs four
+ASKED = 1 / 8
 SELF_READ = 3  # times that a training reads self-generated text; as good as once (eval/studies/distil)
 
 

@@ -118,9 +118,8 @@ class LongContextTrainer(Trainer):
             model, inputs, num_items_in_batch, head=self._head, distilled=distilled
         )
         if num_items_in_batch is not None:
-            loss = (
-                loss * self.run.processes.count
-            )  # data parallelism averages over the processes
+            # Data parallelism averages over the processes
+            loss = loss * self.run.processes.count
         return (loss, {}) if return_outputs else loss
 
     def _find_head(self, model: Any) -> None:

@@ -187,9 +187,8 @@ def test_model_tokenizer_seeds_environment_logging_and_output_are_as_before(
     model, tokenizer = ropepatch.load("tiny", device="cpu")
     frequencies = model.model.rotary_emb.inv_freq.clone()
     model.bfloat16()
-    model.model.rotary_emb.inv_freq = (
-        frequencies.clone()
-    )  # of another dtype than the weights
+    # Of another dtype than the weights
+    model.model.rotary_emb.inv_freq = frequencies.clone()
     write_task(tmp_path, "wheel", [RIGHT], code="print('hello')")
     write_task(tmp_path, "says", [{"text": "The mill", "target": "x"}], **GENERATES)
     model.train().model.layers[1].eval()

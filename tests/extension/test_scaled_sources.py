@@ -96,9 +96,8 @@ def test_only_the_long_list_of_a_switching_longrope_is_scaled(tmp_path, method):
     before = logits(model, TARGET)
     with ropepatch.patch(model, method, to=TARGET) as patch:
         assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
-        parameters = (
-            model.config.rope_parameters
-        )  # the patch has one list, and warns about it
+        # The patch has one list, and warns about it
+        parameters = model.config.rope_parameters
         assert parameters["short_factor"] == parameters["long_factor"]
         assert any(
             "keep the frequencies of short_factor" in line

@@ -160,9 +160,8 @@ def test_the_kv_cache_size_equals_that_of_transformers(config):
         ).past_key_values
     held = 0
     for layer in cache.layers:
-        window = (
-            layer.sliding_window if layer.is_sliding else tokens
-        )  # transformers holds one token less
+        # Transformers holds one token less
+        window = layer.sliding_window if layer.is_sliding else tokens
         held += 2 * layer.keys[..., :1, :].numel() * min(tokens, window)
         assert layer.keys.shape[-2] in (tokens, window - 1)
     assert cache_bytes(config, tokens) == 2 * held

@@ -481,9 +481,8 @@ def part(answered: Answer, byte_range: str | None) -> Answer:
 def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     """The Hub's answer before an upload: the upload mode, and the id of an existing file of that name."""
     lfs = path.endswith(LFS) or size > 10 << 20
-    ignored = (
-        held.get(".gitignore", File(b"")).content.decode().split()
-    )  # names, not patterns
+    # Names, not patterns
+    ignored = held.get(".gitignore", File(b"")).content.decode().split()
     stated = {
         "path": path,
         "uploadMode": "lfs" if lfs else "regular",

@@ -43,9 +43,8 @@ def read(folder: Path) -> dict[str, Tensor]:
         rope.attention_scaling, dtype=torch.float64
     )
     taken = signature(model.forward).parameters
-    cached = (
-        "cache" if "cache" in taken else "past_key_values"
-    )  # the first since transformers 5.24
+    # The first since transformers 5.24
+    cached = "cache" if "cache" in taken else "past_key_values"
     cache, decoded = None, []
     for piece in ids[:, :ACROSS].split([ACROSS - STEPS, *[1] * STEPS], dim=1):
         out = model(piece, use_cache=True, **{cached: cache})

@@ -317,9 +317,8 @@ def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedMode
 
 
 TAKEN = signature(LlamaForCausalLM.forward).parameters
-CACHE = (
-    "cache" if "cache" in TAKEN else "past_key_values"
-)  # the first since transformers 5.24
+# The first since transformers 5.24
+CACHE = "cache" if "cache" in TAKEN else "past_key_values"
 
 
 def into(cache: Any) -> dict[str, Any]:

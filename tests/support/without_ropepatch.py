@@ -31,9 +31,8 @@ IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 PADDED = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
 PIECES = [13, 1, 1, 9, 16]
 TAKEN = signature(LlamaForCausalLM.forward).parameters
-CACHE = (
-    "cache" if "cache" in TAKEN else "past_key_values"
-)  # the first since transformers 5.24
+# The first since transformers 5.24
+CACHE = "cache" if "cache" in TAKEN else "past_key_values"
 
 
 def load(folder: Path, **more: object) -> PreTrainedModel:

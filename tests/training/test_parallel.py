@@ -62,9 +62,8 @@ def test_two_processes_have_the_losses_and_the_weights_of_one(trained, way, lora
     )
     for name, weight in before.items():
         moved = (weight - base[name]).abs().max()
-        rounding = (
-            1e-2 if lora else 1e-3
-        )  # AdamW divides small gradients, and what they are rounded by, by their size
+        # AdamW divides small gradients, and what they are rounded by, by their size
+        rounding = 1e-2 if lora else 1e-3
         assert (weight - after[name]).abs().max() <= rounding * moved + 1e-7, name
     assert json.loads((two / "ropepatch.json").read_text())["verified"]["logits"]
 

@@ -143,9 +143,8 @@ def small_model(model_type: str, folder: Path) -> None:
     others = {
         key: value for key, value in as_published(config).items() if value is not None
     }
-    tied = (
-        {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}
-    )  # where other engines expect it
+    # Where other engines expect it
+    tied = {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}
     stated = (
         others
         | (written[part] if part else written)
@@ -422,9 +421,8 @@ def read(engine: str, model_type: str, given: Namespace) -> Row:
     )[model_type]
     own = builders(source, engine)
     module = own.get(classes if isinstance(classes, str) else classes[0])
-    multimodal = (
-        model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    )  # with another RoPE for images
+    # With another RoPE for images
+    multimodal = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     reads = (
         "absent"
         if module is None

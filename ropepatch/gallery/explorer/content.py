@@ -71,9 +71,8 @@ def entry_of(
 ) -> dict[str, Any]:
     """Return the entry of a checkpoint: its config.json and its parsed RoPE."""
     source = Checkpoint.find(model, revision)
-    shown = (
-        source.name if source.revision else source.folder.resolve().name
-    )  # pages are shared
+    # Pages are shared
+    shown = source.name if source.revision else source.folder.resolve().name
     shown = "tiny" if source.folder == TINY else shown
     entry = {
         "name": Path(shown).name,
