@@ -25,14 +25,6 @@ SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 OBJECTS, TABLES = (".jsonl", ".json"), (".parquet", ".arrow", ".csv", ".tsv")
-# Of `datasets`, by suffix, with their options; an empty cell of a table is a blank text
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".txt": ("text", {"keep_linebreaks": True, "chunksize": 2**18}),
-    ".csv": ("csv", {"sep": ",", "keep_default_na": False}),
-    ".tsv": ("csv", {"sep": "\t", "keep_default_na": False}),
-    ".parquet": ("parquet", {}),
-    ".arrow": ("arrow", {}),
-}
 LINES, LONG_LINES = 128, 16  # of a text, and of JSON, which memory holds at a time
 DATASET_ID = re.compile(
     rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII
@@ -160,24 +152,31 @@ def _read_file(file: Path, field: str) -> Iterator[Document]:
 
 def _streamed(file: Path, suffix: str) -> Any:
     """Return an `IterableDataset` of the rows of a table or the lines of a text."""
-    from datasets import load_dataset
+    from datasets.packaged_modules.arrow.arrow import Arrow
+    from datasets.packaged_modules.csv.csv import Csv
+    from datasets.packaged_modules.parquet.parquet import Parquet
+    from datasets.packaged_modules.text.text import Text
 
     path = str(file.absolute())
     if "::" in path:  # to fsspec a chain of file systems
         raise RopepatchError(
             f"datasets cannot read {file}: its path contains ::", hint="rename it"
         )
-    kind, options = READERS[suffix]
-    # It puts a lock into its cache, and the home may be read-only.
-    with TemporaryDirectory() as cache:
-        return load_dataset(
-            kind,
-            data_files=glob.escape(path),
-            split="train",
-            streaming=True,
-            cache_dir=cache,
-            **options,
-        )
+    files = {"data_files": {"train": [glob.escape(path)]}}
+    with (
+        TemporaryDirectory() as cache
+    ):  # it puts a lock there, and the home may be read-only
+        match suffix:
+            case ".parquet":
+                builder = Parquet(cache, **files)
+            case ".arrow":
+                builder = Arrow(cache, **files)
+            case ".csv" | ".tsv":  # an empty cell is a blank text
+                separator = "\t" if suffix == ".tsv" else ","
+                builder = Csv(cache, **files, sep=separator, keep_default_na=False)
+            case _:
+                builder = Text(cache, **files, keep_linebreaks=True, chunksize=2**18)
+    return builder.as_streaming_dataset("train")
 
 
 def _lines(file: Path, at_once: int) -> Iterator[str]:
