@@ -195,6 +195,7 @@ def test_a_right_engine_is_right_in_every_precision(
     assert judgement.is_right, judgement
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["babyllama-361", "stories-260k"])
 @pytest.mark.parametrize("method", ["yarn", "linear"])
 def test_two_hypotheses_suffice_for_a_right_engine(checkpoint, name, method):
