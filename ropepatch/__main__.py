@@ -16,9 +16,8 @@ def main() -> None:
     ]
     for number in heard:
         signal.signal(number, _exit)
-    gc.set_threshold(
-        5000
-    )  # torch, transformers and datasets make many objects, and all of them stay
+    # torch, transformers and datasets make many objects, and all of them stay
+    gc.set_threshold(5000)
     from ropepatch.cli import main as run
 
     try:

@@ -96,6 +96,5 @@ class RopepatchError(Exception):
         super().__init__(printable(message))
         self.hint = printable(hint) if hint else hint
         if hint:
-            self.add_note(
-                f"hint: {self.hint}"
-            )  # shown by a traceback, for example in a notebook
+            # Shown by a traceback, for example in a notebook
+            self.add_note(f"hint: {self.hint}")

@@ -99,9 +99,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
             partial.rename(folder)
     except BaseException as error:
         for parent in parents:
-            with suppress(
-                OSError
-            ):  # another process writes into it, or it was never made
+            # Another process writes into it, or it was never made
+            with suppress(OSError):
                 parent.rmdir()
         if isinstance(error, OSError):
             raise disk_error(error, folder) from error
@@ -121,10 +120,11 @@ def disk_error(error: OSError, folder: Path) -> RopepatchError:
         return RopepatchError(
             f"cannot read {named}: {reason}", hint="make the file readable"
         )
+    # Another process has just written it
     if error.errno in (
         errno.ENOTEMPTY,
         errno.EEXIST,
-    ):  # another process has just written it
+    ):
         return _exists(folder)
     hints = {
         errno.ENOSPC: f"free some space, or choose another {argument('out')}",
@@ -179,9 +179,8 @@ def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
         stack.callback(remove, partial)
         while not partial.exists():  # another call may remove it before it is locked
             make(partial)
-            with suppress(
-                OSError, ImportError
-            ):  # this file system has no locks, or it is Windows
+            # This file system has no locks, or it is Windows
+            with suppress(OSError, ImportError):
                 stack.enter_context(_locked(partial, wait=True))
         yield partial
 

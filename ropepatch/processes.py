@@ -18,9 +18,8 @@ from ropepatch.errors import RopepatchError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-PATIENCE = timedelta(
-    days=2
-)  # how long the others wait while the first tokenises, merges and saves
+# How long the others wait while the first tokenises, merges and saves
+PATIENCE = timedelta(days=2)
 MOMENT = 0.2  # seconds for the threads of a process group, at the end
 
 

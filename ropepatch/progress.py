@@ -176,9 +176,8 @@ class Kept:
                 # Another process that finished first may have removed it.
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with (self._folder / self._name).open("a", encoding="utf-8") as file:
-                    file.write(
-                        f"\n{json.dumps([key, value])}"
-                    )  # the line before may be incomplete
+                    # The line before may be incomplete
+                    file.write(f"\n{json.dumps([key, value])}")
 
 
 @contextmanager

@@ -479,9 +479,8 @@ class Named(Settings):
     formula: ClassVar[str] = ""  # one line, for tables
     paper: ClassVar[str] = "–"
     listed_by: ClassVar[str]  # the command that lists the parameters
-    common: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields of all entries, not counted as parameters
+    # Fields of all entries, not counted as parameters
+    common: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

@@ -177,8 +177,9 @@ def attending_by(base: nn.Module, name: str) -> Iterator[None]:
         yield
     finally:
         for part, (config, value) in zip(parts, before, strict=True):
+            # Two if the model was patched within the block
             for one in (
                 config,
                 part.config,
-            ):  # two if the model was patched within the block
+            ):
                 one._attn_implementation_internal = value

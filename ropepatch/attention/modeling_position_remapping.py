@@ -46,9 +46,8 @@ KERNEL_BLOCK = 128  # queries or keys per block of FlexAttention
 NARROWEST = 16  # least head dimension for FlexAttention
 VARIANTS = 64  # of its kernel per process, by heads, gradients, batch; beyond, it would store all scores
 
-Place = Callable[
-    [Tensor], Tensor
-]  # an elementwise function of positions, to integers or fractions
+# An elementwise function of positions, to integers or fractions
+Place = Callable[[Tensor], Tensor]
 
 
 class Band(NamedTuple):
@@ -149,9 +148,8 @@ def dual_chunk(clip: int, chunk: int) -> tuple[Band, ...]:
 def lampe_ends(length: int, mapped: int, head: int, tail: int) -> tuple[int, int, int]:
     """R, b1 and b2: where the far end begins, and what is added and taken off."""
     last = max(1, length - 1)
-    step = -(
-        -(mapped * tail // last + 1) * last // mapped
-    )  # where M p // (N - 1) grows next
+    # Where M p // (N - 1) grows next
+    step = -(-(mapped * tail // last + 1) * last // mapped)
     tail = min(step, length) - 1
     closer = head - (mapped * head // last + 1)
     return (
@@ -300,9 +298,8 @@ class Sight(NamedTuple):
                     if mask.dtype == torch.bool
                     else mask[:, 0] > torch.finfo(mask.dtype).min / 2
                 )
-                last = torch.where(seen, columns, -1).amax(
-                    -1
-                )  # a query other than padding: itself
+                # A query other than padding: itself
+                last = torch.where(seen, columns, -1).amax(-1)
                 column, documents = (
                     int((last - rows).amax().clamp(min=0)),
                     seen.any(1).long(),
@@ -313,9 +310,8 @@ class Sight(NamedTuple):
             return cls(position_ids, position_ids, documents, column, window, given)
         passed = (documents > 0).long().cumsum(-1)
         own = documents[:, column : column + count] > 0
-        anchor = torch.where(own, rows, 0).amax(
-            -1, keepdim=True
-        )  # the last query that is no padding
+        # The last query that is no padding
+        anchor = torch.where(own, rows, 0).amax(-1, keepdim=True)
         behind = passed.gather(1, column + anchor) - passed
         batch = max(len(position_ids), len(anchor))
         at = position_ids.expand(batch, -1).gather(1, anchor.expand(batch, -1)) - behind
@@ -392,9 +388,8 @@ def in_blocks(
         columns = sight.columns(rows)
         with torch.autocast(own.device.type, enabled=False):
             scores, mask = score(own, rows, columns), sight.mask(rows, columns)
-            if (
-                mask.dtype == torch.bool
-            ):  # the mean, not NaN, for padding without any key
+            # The mean, not NaN, for padding without any key
+            if mask.dtype == torch.bool:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
             else:
                 scores = scores + mask.to(scores.dtype)
@@ -579,9 +574,8 @@ class RemappedRotation:
         self.layer_type = (
             [described["layer_type"]] if described.get("layer_type") else []
         )
-        self.bands = partial(
-            REMAPPINGS[described["name"]], **parameters
-        )  # called on use, since its functions cannot be pickled
+        # Called on use, since its functions cannot be pickled
+        self.bands = partial(REMAPPINGS[described["name"]], **parameters)
 
     def forward(
         self, x: Tensor, position_ids: Tensor, *layer_type: str

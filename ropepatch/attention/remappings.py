@@ -30,10 +30,11 @@ else:
 
 FITTED: Any = None  # a parameter computed from L and N
 TRAINED = 0.6  # rho, the share of L whose distances are well trained
+# Parameters of every remapping that change no distance
 MODIFIERS = (
     "log_n",
     "attention_factor",
-)  # parameters of every remapping that change no distance
+)
 
 
 class Remapping(Method):
@@ -102,9 +103,10 @@ class Remapping(Method):
 
     def _code(self) -> Callable[..., tuple[Band, ...]]:
         """Return the function that computes the bands, here and in a saved checkpoint."""
+        # Imports transformers: seconds
         from ropepatch.attention import (
             modeling_position_remapping as modeling,
-        )  # imports transformers: seconds
+        )
 
         if self.name not in modeling.REMAPPINGS:
             raise RopepatchError(

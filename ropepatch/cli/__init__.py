@@ -156,15 +156,13 @@ def _usage_error(error: CycloptsError) -> RopepatchError:
     if isinstance(error, UnusedCliTokensError):
         words = f"unexpected {shlex.join(error.unused_tokens or ())}"
     command = " ".join(["ropepatch", *(error.command_chain or ())])
-    near, mark, _ = advice.partition(
-        "?"
-    )  # a suggestion, followed by a list of all words
+    # A suggestion, followed by a list of all words
+    near, mark, _ = advice.partition("?")
     hint = f"{near[:1].lower()}{near[1:]}?" if mark else f"see `{command} --help`"
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
-        if not get_close_matches(
-            option.strip("-"), [near.rpartition("--")[2]]
-        ):  # the dashes are alike
+        # The dashes are alike
+        if not get_close_matches(option.strip("-"), [near.rpartition("--")[2]]):
             hint = f"see `{command} --help`"
         hint = _pasted(option) or hint
     return RopepatchError(f"{words[:1].lower()}{words[1:].rstrip('.')}", hint=hint)

@@ -219,9 +219,8 @@ def source_of(verb: str) -> tuple[str, str]:
 
 def read_parameters(verb: str) -> Iterable[inspect.Parameter]:
     """Return the parameters of a public function, without importing what their defaults need."""
-    made: dict[str, Any] = defaultdict(
-        lambda: None
-    )  # None for what only Python can pass
+    # None for what only Python can pass
+    made: dict[str, Any] = defaultdict(lambda: None)
     header = f"from __future__ import annotations\n{source_of(verb)[0]}..."
     exec(header, {}, made)
     return inspect.signature(made[verb]).parameters.values()

@@ -43,9 +43,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         for column in range(len(headers))
         if fits and not any(" " in row[column] for row in rows)
     ]
-    console.print(
-        columns(rows, headers, whole=[0, *named])
-    )  # users copy names and addresses
+    # Users copy names and addresses
+    console.print(columns(rows, headers, whole=[0, *named]))
 
 
 def print_text(text: str) -> None:

@@ -37,9 +37,8 @@ class Output:
                 raise
             except OSError as error:
                 self.failure = error
-                os.dup2(
-                    os.open(os.devnull, os.O_WRONLY), self._stream.fileno()
-                )  # for what it still buffers
+                # For what it still buffers
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if self._instead is not None:
             self._instead.write(text)
         return len(text)

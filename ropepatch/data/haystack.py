@@ -266,9 +266,8 @@ class Item(NamedTuple):
 class Kind(NamedTuple):
     """A kind of question."""
 
-    draw: Callable[
-        [random.Random, int], list[Item]
-    ]  # returns distinct items, given their number
+    # Returns distinct items, given their number
+    draw: Callable[[random.Random, int], list[Item]]
     most: int  # the largest number of items
     title: str  # what the answer is
 
@@ -674,9 +673,8 @@ class _Page:
         while surplus < 0:
             fill.append(next(filler))
             surplus += len(fill[-1])
-        if (
-            self._plan.texts is None
-        ):  # so that its last sentence precedes every question
+        # So that its last sentence precedes every question
+        if self._plan.texts is None:
             fill.reverse()
         waiting = list(zip(needles, written, strict=True))
         for number, sentence in enumerate([*fill, []]):

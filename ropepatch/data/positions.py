@@ -61,9 +61,8 @@ POSITIONS = {"true-length": TrueLength, "pose": PoSE}
 
 def _by_name(content: Any) -> Any:
     named = {"name": content} if isinstance(content, str) else content
-    if isinstance(named, dict) and named.get("name") not in [
-        *POSITIONS
-    ]:  # a name may be of any type
+    # A name may be of any type
+    if isinstance(named, dict) and named.get("name") not in [*POSITIONS]:
         raise ValueError(f"Input should be one of {', '.join(POSITIONS)}")
     return named
 

@@ -18,11 +18,12 @@ from ropepatch.settings import seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Kinds of questions for training; others only for evaluation
 TAUGHT = (
     "passkey",
     "number",
     "sentence",
-)  # kinds of questions for training; others only for evaluation
+)
 ANSWERS = 0.5  # weight of an answer's mean loss, relative to that of its sequence
 KEYS = 4  # per sequence, with a question on one of them; a passkey is the only key
 ROUND = 64  # sequences whose questions are spread evenly over the depth

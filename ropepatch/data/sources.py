@@ -78,9 +78,8 @@ def stream_documents(
 def local_files(source: str | Path) -> list[Path] | None:
     """Return the files that `stream_documents` reads for a source; None for a dataset id on the Hub."""
     check_name(source)
-    with _explaining(
-        f"look for {str(source)!r}", EXPECTED
-    ):  # too long a name, NUL, ~ of an unknown user
+    # Too long a name, NUL, ~ of an unknown user
+    with _explaining(f"look for {str(source)!r}", EXPECTED):
         path = _local(source)
         if path is None:
             return None
@@ -163,9 +162,8 @@ def _streamed(file: Path, suffix: str) -> Any:
             f"datasets cannot read {file}: its path contains ::", hint="rename it"
         )
     files = {"data_files": {"train": [glob.escape(path)]}}
-    with (
-        TemporaryDirectory() as cache
-    ):  # it puts a lock there, and the home may be read-only
+    # It puts a lock there, and the home may be read-only
+    with TemporaryDirectory() as cache:
         match suffix:
             case ".parquet":
                 builder = Parquet(cache, **files)

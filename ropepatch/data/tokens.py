@@ -200,9 +200,8 @@ def cached(
             )
     except (OSError, NotImplementedError, DatasetGenerationError) as error:
         cause = error.__cause__ or error
-        if not isinstance(
-            cause, OSError | NotImplementedError
-        ):  # NotImplementedError: no locks there
+        # NotImplementedError: no locks there
+        if not isinstance(cause, OSError | NotImplementedError):
             raise cause from None
         reason = getattr(cause, "strerror", None) or cause
         raise RopepatchError(

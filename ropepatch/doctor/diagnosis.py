@@ -40,13 +40,14 @@ GENERATION = "generation_config.json"
 VOCABULARY = "tokenizer.json"
 SMALL_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER, VOCABULARY)
 CHAT_NAME = re.compile(r"(?<![a-z])(?:instruct|chat)(?![a-z])", re.IGNORECASE)
+# eos_token of chat models
 TURN_ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
     "<|end|>",
     "<end_of_turn>",
     "<|eot|>",
-)  # eos_token of chat models
+)
 COPY_AGAIN = "make it readable, or copy it again from the original checkpoint"
 
 GITHUB = "https://github.com"

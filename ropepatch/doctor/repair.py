@@ -48,9 +48,8 @@ def repair(
     files = [file for file in sorted(source.iterdir()) if _is_carried(file)]
     if after.raw is not facts.raw:
         changed[CONFIG] = after.raw
-        files = [
-            file for file in files if file.name != READING
-        ]  # the model may compute something else now
+        # The model may compute something else now
+        files = [file for file in files if file.name != READING]
         if (source / RECORD).is_file():
             record = read_json(source / RECORD)
             changed[RECORD] = {

@@ -87,9 +87,8 @@ class Relative:
         """Return additions [B or 1, H, q, T] to scores: queries [B, H, q, E], distances [B or 1, q, T]."""
         index = distances.clamp(0, self.reach - 1)
         if self.vectors is None:
-            chosen = self.numbers.index_select(
-                1, index.flatten()
-            )  # four times faster than [:, index]
+            # Four times faster than [:, index]
+            chosen = self.numbers.index_select(1, index.flatten())
             return chosen.view(-1, *index.shape).transpose(0, 1)
         products = query.to(self.vectors) @ self.vectors + self.numbers[:, None]
         return products.gather(-1, index[:, None].expand(*products.shape[:3], -1))

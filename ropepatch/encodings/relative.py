@@ -89,9 +89,8 @@ class TransformerXL(Encoding):
         with torch.autocast(inputs.device.type, enabled=False):
             sinusoids = sinusoid(distances, shape.hidden_size).T
             vectors = projection * inputs.scaling @ sinusoids  # [H, D, distances]
-            numbers = ((v - u)[:, None] @ vectors)[
-                :, 0
-            ]  # for queries that already include u
+            # For queries that already include u
+            numbers = ((v - u)[:, None] @ vectors)[:, 0]
         query = inputs.query + u[:, None].to(inputs.query)
         return replace(inputs, query=query, relative=Relative(numbers, vectors))
 
@@ -184,9 +183,8 @@ class T5Bias(Encoding):
     def apply(
         self, inputs: AttentionInputs, shape: ModelShape, *, table: Tensor
     ) -> AttentionInputs:
-        distances = torch.arange(
-            self.max_distance + 1, device=inputs.device
-        )  # larger distances use the last one
+        # Larger distances use the last one
+        distances = torch.arange(self.max_distance + 1, device=inputs.device)
         rows = buckets_of(distances, self.buckets, self.max_distance)
         return replace(inputs, relative=Relative(table.float()[rows].T))
 

@@ -138,9 +138,8 @@ def not_counted(base: Result) -> dict[str, str]:
 def few(result: Result) -> list[str]:
     """A warning if a result has too few documents or prompts."""
     rows = [row for row in result.rows if row.clusters and by_length(row)]
-    sizes = {
-        len(row.clusters) for row in rows if row.measure == rows[0].measure
-    }  # not all have key tokens
+    # Not all have key tokens
+    sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}
     if not sizes or (clusters := min(sizes)) >= FEW:
         return []
     unit = UNITS.get(result.task, "clusters")

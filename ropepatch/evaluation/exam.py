@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 TOKENS = 2**16  # approximate tokens of the all prompts
 MOST, LEAST = 32, 4  # prompts
+# Prompts have at least this share of the original length, and so many tokens
 SHORTER, SHORTEST = (
     8,
     512,
-)  # prompts have at least this share of the original length, and so many tokens
+)
 KEYS = 8  # questions of each kind per prompt
 
 

@@ -201,9 +201,8 @@ def _reader(
                 self.add_bos_token = setting
 
         def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
-            room = kwargs.pop(
-                "left_truncate_len", None
-            )  # the model's length less the answer's
+            # The model's length less the answer's
+            room = kwargs.pop("left_truncate_len", None)
             ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
             if room is not None:
                 self.refuse(ids.shape[1] + self.max_length - room)

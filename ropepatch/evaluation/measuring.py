@@ -213,7 +213,7 @@ def measure(
     out: Path | None = None,
     revision: str | None = None,
     original: Length | None = None,
-    machine: Machine = Machine(),  # frozen
+    machine: Machine = HERE,
     progress: Progress = no_bar,
 ) -> Iterator[Result]:
     """Yield the results of a suite; those that ``out`` already contains are not measured again.
@@ -247,7 +247,7 @@ def measure_extension(
     *,
     label: str = "fine-tuned",
     out: Path | None = None,
-    machine: Machine = Machine(),  # frozen
+    machine: Machine = HERE,
     progress: Progress = no_bar,
 ) -> Iterator[Result]:
     """Yield the results of one extension: of the unchanged model, the patched one, and the fine-tuned one.

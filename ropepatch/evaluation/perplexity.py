@@ -280,9 +280,8 @@ def _chunked_losses(
             logits = logits_at(positions)
             if logits.shape[1] != len(positions):
                 return None
-            at_ends = logits[
-                :, torch.isin(positions, ends)
-            ]  # a copy: the chunk's logits are freed
+            # A copy: the chunk's logits are freed
+            at_ends = logits[:, torch.isin(positions, ends)]
             chunks.append((token_losses(logits, ids[:, positions + 1]).cpu(), at_ends))
             del logits
     losses, at_ends = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))

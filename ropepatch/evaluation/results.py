@@ -331,9 +331,8 @@ class Series(NamedTuple):
         ]
 
 
-NUMBERS = re.compile(
-    r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]"
-)  # an indented list; strings in JSON have no line breaks
+# An indented list; strings in JSON have no line breaks
+NUMBERS = re.compile(r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]")
 
 
 def results_json(content: Any) -> str:

@@ -455,9 +455,8 @@ class Reader:
     ) -> None:
         self._model, self._tokens = model, tokens_per_batch
         self._device = input_device(model)
-        self._gives_positions = any(
-            map(gives_positions, model.modules())
-        )  # any: PEFT passes keywords on
+        # Any: PEFT passes keywords on
+        self._gives_positions = any(map(gives_positions, model.modules()))
         self._cache = cache_keyword(model)
         # The lengths at which a whole prompt confirmed the cache
         self._checked: set[int] = set()

@@ -41,11 +41,12 @@ from ropepatch.scaling.rope import Frequencies, Method, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 ACROSS_LAYERS = "allow_global_per_layer_attribute_access"
+# Rope types that a longer context does not change
 KEPT_AT_ANY_LENGTH = (
     "linear",
     "llama3",
     "yarn",
-)  # rope types that a longer context does not change
+)
 TABLES = (*FACTORS, FREQS)  # tensors of a GGUF file
 
 
@@ -231,9 +232,8 @@ def saved_ropes(
         else {}
     )
     if native := scaling.native(rope):
-        if (
-            native["rope_type"] == current.get("rope_type") == "yarn"
-        ):  # the softmax scale uses its keys
+        # The softmax scale uses its keys
+        if native["rope_type"] == current.get("rope_type") == "yarn":
             kept |= {
                 key: current[key]
                 for key in ("mscale", "mscale_all_dim")

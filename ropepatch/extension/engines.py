@@ -45,25 +45,24 @@ VERSIONS = {  # of the sources
 }
 # Whose support depends on the architecture by their own rules or not at all
 BY_ROPE_TYPE = {"transformers 5.x", "llama.cpp"}
-PROBED = {
-    "vLLM": "llama"
-}  # engines whose server was probed, with a model of that architecture
+# Engines whose server was probed, with a model of that architecture
+PROBED = {"vLLM": "llama"}
 WHY_NOT = {
     ABSENT: "does not support {}",
     "unscaled": "silently ignores the scaling in {}",
     "refused": "rejects this rope_type in {}",
     "another rope": "computes other frequencies in {}",
 }
+# Options for the target length
 SWITCHES = {
     "vLLM": "--max-model-len",
     "SGLang": "--context-length",
-}  # options for the target length
+}
 
 Reads = Literal["yes", "partly", "no", "not known"]
 How = Literal["run", "probed", "read"] | None
-Switch = Annotated[
-    Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")
-]  # model cards print it in a command
+# Model cards print it in a command
+Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]
 
 
 class Engine(Part):

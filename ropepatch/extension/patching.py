@@ -58,9 +58,8 @@ class ScaledRope(RotarySubstitute):
     shows = "table"
 
     table: nn.Module  # a shallow copy of the stock module with other buffers
-    softmax: dict[
-        str, float
-    ]  # the softmax scale before the patch, by path of each changed attention
+    # The softmax scale before the patch, by path of each changed attention
+    softmax: dict[str, float]
 
     def __init__(self, stock: nn.Module, plan: Plan) -> None:
         super().__init__(stock)
@@ -246,18 +245,16 @@ def _put_remapping(method: Remapping, model: PreTrainedModel, plan: Plan) -> Rem
 @_put.register(Scaling)
 def _put_scaling(method: Scaling, model: PreTrainedModel, plan: Plan) -> Patch:
     keys, config = plan.patched.keys, plan.config
-    path = find_rotary(
-        model
-    ).path  # of another class with the same decoder, it differs from the plan's
+    # Of another class with the same decoder, it differs from the plan's
+    path = find_rotary(model).path
     stock = model.get_submodule(path)
     rope = ScaledRope(stock, plan)
     rope.train(stock.training)
     changes = {key: keys[key] for key in KEPT if key in keys} | {
         "max_position_embeddings": plan.target
     }
-    changes = copy.deepcopy(
-        changes
-    )  # a user's change of the configuration must not change the plan
+    # A user's change of the configuration must not change the plan
+    changes = copy.deepcopy(changes)
     with own_configs(model, *changes) as rope.configs:
         if config.tied_yarn:
             modules = config.changed(changes).skeleton.named_modules()

@@ -13,9 +13,8 @@ from ropepatch.model.config import Config
 def query_layers(model: PreTrainedModel, config: Config) -> Iterator[tuple[str, Any]]:
     """Yield the decoder's attention modules whose RoPE is scaled and that have a query projection."""
     kinds = dict(enumerate(getattr(config.text, "layer_types", None) or ()))
-    language_model = config.site.path.rpartition(".")[
-        0
-    ]  # some audio encoders number their layers as well
+    # Some audio encoders number their layers as well
+    language_model = config.site.path.rpartition(".")[0]
     for path, module in model.named_modules():
         index = (
             getattr(module, "layer_idx", None)

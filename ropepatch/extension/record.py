@@ -264,9 +264,8 @@ class Record(Part):
             )
         record = validated(cls, content, HINT)
         for name in record.parameters:
-            if (
-                not name.isidentifier() or iskeyword(name) or name in TAKEN
-            ):  # model cards print it as Python
+            # Model cards print it as Python
+            if not name.isidentifier() or iskeyword(name) or name in TAKEN:
                 raise RopepatchError(
                     f"{RECORD} has a parameter {name[:60]!r}, expected a plain name",
                     hint=HINT,
@@ -327,9 +326,8 @@ def context_before(folder: Path, weights: str | None) -> int | None:
     return before
 
 
-SHARED = re.compile(
-    rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII
-)  # a dataset may have a config
+# A dataset may have a config
+SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)
 
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
 PASSED_ON = ("license", "license_name", "license_link", "language")

@@ -240,9 +240,8 @@ def _proved(
 
 def is_written(plan: Plan, folder: Path) -> bool:
     """Return whether a folder contains the untrained, verified checkpoint of a plan."""
-    with suppress(
-        OSError, RuntimeError, RopepatchError
-    ):  # no name or home, or other content
+    # No name or home, or other content
+    with suppress(OSError, RuntimeError, RopepatchError):
         if records.exists(folder):
             held = records.read(folder).to_dict()
             made = without_paths(json.loads(plan.to_json()))

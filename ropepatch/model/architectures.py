@@ -31,10 +31,11 @@ def _named(architectures: str) -> frozenset[str]:
 
 # Each comment states what differs, and the version in which the source was read or the code was run.
 
+# Layer types of transformers
 GLOBAL_LAYERS, SLIDING_LAYERS = (
     "full_attention",
     "sliding_attention",
-)  # layer types of transformers
+)
 
 # Of global and local layers (sliding window or chunks), only the local ones rotate; 5.23.
 ROPE_IN_LOCAL_LAYERS = _types(
@@ -55,12 +56,10 @@ TIED = _types(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the fa
 )
 
 # The RoPE keys of config.json; transformers 4.57.6.
-NEOX_KEYS = _types(
-    "gpt_neox gpt_neox_japanese"
-)  # rotary_emb_base, rotary_pct for partial_rotary_factor
-LOCAL_BASE = _types(
-    "gemma3*"
-)  # rope_local_base_freq is the base of the sliding-window layers
+# rotary_emb_base, rotary_pct for partial_rotary_factor
+NEOX_KEYS = _types("gpt_neox gpt_neox_japanese")
+# rope_local_base_freq is the base of the sliding-window layers
+LOCAL_BASE = _types("gemma3*")
 STATE_THETA = _types(  # every published configuration contains rope_theta
     "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
@@ -71,12 +70,10 @@ WITHOUT_ROPE = _types(  # hybrids whose attention has no position encoding, or o
 OPEN_RAMP = _types("gpt_oss")  # the published configuration contains truncate: false
 
 # How engines differ.
-SCALED_BY_DEFAULT = _types(
-    "apertus gpt_oss"
-)  # scaled if rope_scaling is absent, not null; 4.57.6
-REBUILD_CACHE = _types(
-    "phi3 phimoe phi4_multimodal"
-)  # generate() at the switch of LongRoPE; 5.23
+# Scaled if rope_scaling is absent, not null; 4.57.6
+SCALED_BY_DEFAULT = _types("apertus gpt_oss")
+# generate() at the switch of LongRoPE; 5.23
+REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")
 # GGUF architectures for which llama.cpp supports rope.freq_base, linear and YaRN scaling (betas 32 and 1) and
 # an attention factor; b11434, as all of these.
 GGUF_PLAIN = _named(
@@ -84,9 +81,8 @@ GGUF_PLAIN = _named(
     "gpt-oss hunyuan-moe internlm2 minimax-m2 nemotron olmo olmoe orion phi2 qwen2 qwen2moe qwen2vl qwen3 "
     "qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm starcoder2 xverse"
 )
-GGUF_GLOBAL = _named(
-    "gemma3 gemma3n"
-)  # the same, and sliding-window layers keep their frequencies
+# The same, and sliding-window layers keep their frequencies
+GGUF_GLOBAL = _named("gemma3 gemma3n")
 # and rope_freqs, which convert_hf_to_gguf.py writes for llama3
 GGUF_FREQS = _named(
     "apertus arcee deci exaone granite granitemoe llama minicpm nanbeige"
@@ -235,9 +231,8 @@ def local_rope(config: PreTrainedConfig) -> LocalRope | None:
     if local is None or GLOBAL_LAYERS not in kinds:
         return None
     shared = config.model_type not in ROPE_IN_LOCAL_LAYERS
-    if rotates := getattr(
-        config, "no_rope_layers", None
-    ):  # 1 for a layer with RoPE, as in Llama 4
+    # 1 for a layer with RoPE, as in Llama 4
+    if rotates := getattr(config, "no_rope_layers", None):
         shared = any(
             rotates[layer] for layer, kind in enumerate(kinds) if kind == GLOBAL_LAYERS
         )
@@ -300,9 +295,8 @@ def found(engine: str, whole: str, text: str, rope_type: str) -> Found:
         text, (None, {})
     )
     verdict = NOT_KNOWN
-    if (
-        rope_type in TESTED or len({*verdicts} - {"default"}) == 1
-    ):  # or all scalings share one verdict
+    # Or all scalings share one verdict
+    if rope_type in TESTED or len({*verdicts} - {"default"}) == 1:
         verdict = verdicts.get(rope_type) or verdicts.get(OTHER_TYPES, NOT_KNOWN)
     # It may exist as a part of the multimodal model only
     certain = whole == text or verdict != ABSENT

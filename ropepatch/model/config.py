@@ -67,11 +67,12 @@ REQUIRED = {  # by rope type
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
+# The types that need the original context length
 WITH_ORIGINAL = (
     "yarn",
     "longrope",
     "llama3",
-)  # the types that need the original context length
+)
 # Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
 QUERY_TEMPERATURE = "llama_4_scaling_beta"
 # The keys of a scaling; every other key of rope_parameters is kept.
@@ -100,22 +101,25 @@ VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, 
 }
 DUAL_CHUNK = "dual_chunk_attention_config"  # of Qwen2.5-1M; vLLM and SGLang read it
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
+# Where transformers looks for the language model
 TEXT_PARTS = (
     "text_config",
     "decoder",
     "generator",
-)  # where transformers looks for the language model
+)
+# Ends of names of classes
 GENERATING = (
     "ForCausalLM",
     "ForConditionalGeneration",
     "LMHeadModel",
-)  # ends of names of classes
+)
+# Of language models
 STATING = {
     "max_position_embeddings",
     "rope_theta",
     "rope_scaling",
     "rope_parameters",
-}  # of language models
+}
 MAX_LAYERS = 1000  # more means a damaged config.json, and would exhaust memory
 SEQUENCE = "max_sequence_length"  # FastChat's key of the extended context length
 MAX_PAIRS = 1 << 15
@@ -161,9 +165,8 @@ def stock_code(
         raise
     except Exception as error:  # stock code may raise anything on invalid files
         cause: BaseException = error
-        while (
-            cause.__cause__ is not None
-        ):  # strict configurations wrap the reason twice
+        # Strict configurations wrap the reason twice
+        while cause.__cause__ is not None:
             cause = cause.__cause__
         if is_out_of_memory(cause):
             raise

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 PART = re.compile(
     r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE
 )
+# Metadata of split files only
 OF_PARTS = (
     "split.no",
     "split.count",
     "split.tensors.count",
-)  # metadata of split files only
+)
+# Which the package adds
 OF_READER = (
     "GGUF.version",
     "GGUF.tensor_count",
     "GGUF.kv_count",
-)  # which the package adds
+)
 AGAIN = "download or convert it again; a split one needs all of its parts in one folder"
 SMALLER = "choose another target or parameter"
 Keys = Mapping[str, int | float | str | None]  # metadata to write; None drops a key
@@ -159,9 +161,8 @@ class GgufFile:
             key: _packed(field) for key, field in self.fields.items()
         } | dict(keys)
         for key, value in written.items():
-            if (
-                value is not None and key != "general.architecture"
-            ):  # the writer adds this itself
+            # The writer adds this itself
+            if value is not None and key != "general.architecture":
                 kind = (
                     self.fields[key].types[0]
                     if isinstance(value, bytes)

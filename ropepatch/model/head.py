@@ -29,9 +29,8 @@ MARK = 4096.0  # exact in 16 bits, and above any cap of logits
 def input_device(model: PreTrainedModel) -> torch.device:
     """Return the device of a model's input token ids."""
     embedding: Any = model.get_input_embeddings().weight
-    return (
-        torch.device("cpu") if embedding.is_meta else embedding.device
-    )  # meta: offloaded by accelerate
+    # Meta: offloaded by accelerate
+    return torch.device("cpu") if embedding.is_meta else embedding.device
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
@@ -46,9 +45,8 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module | None:
     """Find the decoder of a model; None if the model cannot return logits of selected positions."""
-    if not any(
-        map(gives_positions, model.modules())
-    ):  # any: wrappers such as PEFT's pass keywords on
+    # Any: wrappers such as PEFT's pass keywords on
+    if not any(map(gives_positions, model.modules())):
         return None
     decoder = getattr(model, "get_decoder", lambda: None)()
     # Llama 4 returns the whole model, with its head; in Gemma 4 the decoder accepts logits_to_keep itself.
@@ -180,9 +178,8 @@ def find_linear_head(
         if output is not None
         else []
     )
-    layers = [
-        layer for layer in linear if type(layer).forward is nn.Linear.forward
-    ]  # not a quantised one
+    # Not a quantised one
+    layers = [layer for layer in linear if type(layer).forward is nn.Linear.forward]
     return next(
         (layer for layer in layers if _returns_logits(layer, model, inputs)), None
     )
@@ -215,10 +212,11 @@ def _returns_logits(
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the forward of one module within the block; its hooks still run."""
+    # Before: set by accelerate
     before, usual = (
         vars(module).get("forward"),
         module.forward,
-    )  # before: set by accelerate
+    )
 
     @functools.wraps(usual)
     def replaced(*args: Any, **kwargs: Any) -> Any:

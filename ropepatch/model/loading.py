@@ -70,9 +70,8 @@ def load_model(
     compiles = own._attn_implementation == FLEX and not torch.accelerator.is_available()
     if compiles:  # takes minutes on a CPU
         own._attn_implementation = None
-    if (
-        compiles or config is not None
-    ):  # else stock transformers parses config.json itself
+    # Else stock transformers parses config.json itself
+    if compiles or config is not None:
         how["config"] = own
     # transformers initialises missing weights at random, before they raise an error below.
     with (
@@ -92,9 +91,8 @@ def load_model(
     return loaded
 
 
-warn_once = lru_cache(
-    logging.getLogger(__name__).warning
-)  # a checkpoint may be loaded several times
+# A checkpoint may be loaded several times
+warn_once = lru_cache(logging.getLogger(__name__).warning)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
@@ -185,11 +183,12 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, **how
         )
+        # '' recurses forever
         _ = (
             tokenizer.bos_token_id,
             tokenizer.eos_token_id,
             tokenizer.unk_token_id,
-        )  # '' recurses forever
+        )
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
     # Without a vocabulary, some classes contain only their special tokens.

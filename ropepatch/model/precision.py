@@ -35,10 +35,11 @@ OLDER_GROUP_FILES = (
     "memory.usage_in_bytes",
     "total_inactive_file",
 )
+# In torch.cpu
 UNITS = {
     "AMX": "_is_amx_tile_supported",
     "AVX512_BF16": "_is_avx512_bf16_supported",
-}  # in torch.cpu
+}
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,11 @@ def num_parameters(model: PreTrainedModel) -> int:
 
 def memory_of(device: str | torch.device) -> int:
     """Return a device's memory in bytes, for the CPU within container limits; 0 if unknown."""
+    # Apple's GPUs share the CPU's memory
     if torch.device(device).type in (
         "cuda",
         "xpu",
-    ):  # Apple's GPUs share the CPU's memory
+    ):
         return int(
             torch.get_device_module(device).get_device_properties(device).total_memory
         )

@@ -31,6 +31,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.p
 COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
 FINGERPRINT_SAMPLE = 1 << 20
 MISFIT = "put config.json and the weights of the same checkpoint together"
+# The last two are for buffers
 UNQUANTISED = {
     "F64",
     "F32",
@@ -38,7 +39,7 @@ UNQUANTISED = {
     "BF16",
     "BOOL",
     "I64",
-}  # the last two are for buffers
+}
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 
@@ -337,10 +338,11 @@ def clone_files(
     """
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
+        # A file in the Hub's cache is a link to a blob
         origin, size = (
             file.resolve(),
             file.stat().st_size,
-        )  # a file in the Hub's cache is a link to a blob
+        )
         header = (
             read_header(file) if changes and file.suffix == ".safetensors" else None
         )
@@ -376,9 +378,8 @@ def _rewrite(
     try:
         save_file(tensors | changed, target, metadata)
     except SafetensorError as error:
-        if code := re.search(
-            r"os error (\d+)", str(error)
-        ):  # the same error as a copy, e.g. disk full
+        # The same error as a copy, e.g. disk full
+        if code := re.search(r"os error (\d+)", str(error)):
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
         raise
 

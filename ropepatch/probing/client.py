@@ -25,9 +25,8 @@ PATIENCE = 10.0
 BUSY = (429, 502, 503, 504)
 BROKEN = 500  # retried only for a request form that worked before: some servers use it for unknown fields
 COUNTS = (20, 10, 5)  # of most probable tokens; servers limit this number
-HTTPX: Any = importlib.import_module(
-    HTTPError.__module__.partition(".")[0]
-)  # httpx, or its successor
+# Httpx, or its successor
+HTTPX: Any = importlib.import_module(HTTPError.__module__.partition(".")[0])
 
 
 class RefusedError(RopepatchError):

@@ -37,10 +37,11 @@ from ropepatch.scaling import make_scaling
 
 # Largest change of a logit, relative to the largest, without the rounding of weights to these dtypes.
 FOLDED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+# Keys of the earlier record that are about other weights
 STALE = {
     "evaluation": None,
     "command": None,
-}  # keys of the earlier record that are about other weights
+}
 RENEWED = ("attention_factor", "config_changes", "engines", "versions")
 HINT = "keep the attention factor in config.json, and use an engine that supports it"
 

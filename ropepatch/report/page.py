@@ -108,8 +108,7 @@ def _environment() -> jinja2.Environment:
 def inline_image(figure: Figure) -> str:
     """A figure as the address of an image, which a page contains without another file."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph"
-        )  # a letter that matplotlib's font lacks
+        # A letter that matplotlib's font lacks
+        warnings.filterwarnings("ignore", message="Glyph")
         content = base64.b64encode(drawn(figure, "svg")).decode()
     return f"data:image/svg+xml;base64,{content}"

@@ -73,9 +73,8 @@ class PartialRope(Scaling):
     def _inv_freq(self, rope: Rope) -> Tensor:
         kept = int(self.partial * rope.rotating)
         fast = rope.inv_freq()[:kept]
-        if (
-            not rope.is_scaled
-        ):  # as transformers computes them: float32 pow depends on the vector's length
+        # As transformers computes them: float32 pow depends on the vector's length
+        if not rope.is_scaled:
             fast = 1.0 / (rope.rope_theta ** rope.exponents()[:kept])
         stopped = fast.new_zeros(rope.num_pairs - kept)
         return torch.cat((fast, stopped))

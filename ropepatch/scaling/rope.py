@@ -302,9 +302,8 @@ class Scaling(Method):
     changes_frequencies = True
     saved_as = "longrope"  # the rope type in the config of an extended LLaMA
     composes: ClassVar[bool] = True  # whether it applies to RoPE that is already scaled
-    composing: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {}
-    )  # the defaults for such RoPE
+    # The defaults for such RoPE
+    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     # A parameter and its value with which it composes
     way_out: ClassVar[tuple[str, str] | None] = None
     factor: FromOne

@@ -209,9 +209,8 @@ def load_adapter(
             f"{place} contains no adapter of ropepatch",
             hint="use `ropepatch.load` for a whole model",
         )
-    local = read_json(place / ADAPTER).get(
-        "base_model_name_or_path"
-    )  # PEFT's; the record has no path
+    # PEFT's; the record has no path
+    local = read_json(place / ADAPTER).get("base_model_name_or_path")
     known = local if isinstance(local, str) and Path(local).is_dir() else record.model
     name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
@@ -233,9 +232,8 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Load the adapter of a folder onto a model; a missing tensor is an error."""
     peft, hint = _peft(), "copy the adapter again from its original place"
     read_header(folder / WEIGHTS)  # without this file PEFT would load a pickle
-    seeded = torch.random.fork_rng(
-        devices=[]
-    )  # PEFT draws initial weights, which it then replaces
+    # PEFT draws initial weights, which it then replaces
+    seeded = torch.random.fork_rng(devices=[])
     with stock_code(f"load the adapter {folder}", hint), without_deprecations(), seeded:
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
         fine_tuned: PeftModel = peft.PeftModel.from_pretrained(

@@ -70,16 +70,14 @@ def causal_lm_loss(
         targets = labels.flatten().to(hidden.device)
         score = distilled or linear_cross_entropy
         loss = score(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
-        exact.append(
-            mean(loss)
-        )  # divided here: rounding of the output does not change a gradient of 1
+        # Divided here: rounding of the output does not change a gradient of 1
+        exact.append(mean(loss))
         return exact[-1]
 
     with shadowed(head, loss_of):
         loss: Tensor = model(**inputs).logits.float()
-    return (
-        loss + (exact[0] - loss).detach()
-    )  # FSDP2 with accelerate's policy rounds the output to 16 bits
+    # FSDP2 with accelerate's policy rounds the output to 16 bits
+    return loss + (exact[0] - loss).detach()
 
 
 def of_next(values: Tensor, last: float) -> Tensor:

@@ -74,9 +74,8 @@ class TokenRows:
         self._first = first
         self.size: int | None = max(len(store) - begin, 0)
         self._store, self._begin, self._seed = store, begin, seed
-        self._orders: dict[
-            int, tuple[int, Tensor]
-        ] = {}  # epoch and its order, by window
+        # Epoch and its order, by window
+        self._orders: dict[int, tuple[int, Tensor]] = {}
 
     def row(self, index: int, window: int) -> Row:
         """Return the row with a number from 0, of W = ``window`` tokens."""

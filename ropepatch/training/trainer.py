@@ -131,9 +131,8 @@ class LongContextTrainer(Trainer):
     ) -> dict[str, float]:
         """Run our evaluation and log it."""
         with self.accelerator.autocast():
-            self._find_head(
-                self.model_wrapped
-            )  # FSDP2 cannot train weights gathered in inference mode
+            # FSDP2 cannot train weights gathered in inference mode
+            self._find_head(self.model_wrapped)
             model = self.accelerator.unwrap_model(self.model)
             measured = measure(self.run, self.pieces, model)
         metrics = {
@@ -305,9 +304,8 @@ def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for logged in log_history:
         row = rows.setdefault(logged["step"], {"step": logged["step"]})
         for key, value in logged.items():
-            if key != "epoch" and not key.startswith(
-                "train_"
-            ):  # summaries of one session
+            # Summaries of one session
+            if key != "epoch" and not key.startswith("train_"):
                 row[key.removeprefix("eval_")] = value
     return list(rows.values())
 

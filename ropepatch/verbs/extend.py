@@ -328,9 +328,8 @@ def failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, ..
 
 def check_place(place: Path) -> None:
     """Refuse a folder that cannot be created, before hours of work."""
-    with suppress(
-        RuntimeError
-    ):  # ~ of an unknown user, for which writing raises an error
+    # ~ of an unknown user, for which writing raises an error
+    with suppress(RuntimeError):
         if not os.path.lexists(folder := place.expanduser()):
             check_writable(folder, f"choose another {argument('out')}")
 

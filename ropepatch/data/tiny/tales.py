@@ -109,9 +109,8 @@ class Narrator:
         """Return the first ``length`` tokens of an endless story, with the beginning-of-sequence token."""
         draw = random.Random(seed)
         ids, prior, distance = [self.tokenizer.bos_token_id], [0.0], [0]
-        values: dict[
-            str, tuple[Tokens, int]
-        ] = {}  # by subject: the value and its last position
+        # By subject: the value and its last position
+        values: dict[str, tuple[Tokens, int]] = {}
         while len(ids) < length:
             (form,) = draw.choices(self._forms, self._shares)
             ids += form.head
@@ -180,9 +179,8 @@ class _Choice:
     """A choice between token sequences, none of which is a prefix of another."""
 
     def __init__(self, options: Iterable[tuple[Tokens, float]]) -> None:
-        self._weights: dict[Tokens, float] = defaultdict(
-            float
-        )  # by prefix, the total of its options
+        # By prefix, the total of its options
+        self._weights: dict[Tokens, float] = defaultdict(float)
         for tokens, weight in options:
             for end in range(len(tokens) + 1):
                 self._weights[tokens[:end]] += weight

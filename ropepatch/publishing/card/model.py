@@ -19,12 +19,13 @@ from ropepatch.model.checkpoint import ADAPTER, CODE, HUB_ID
 from ropepatch.model.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
+# Keys that identify a scaling in records and results
 SAME = (
     "method",
     "factor",
     "parameters",
     "target",
-)  # keys that identify a scaling in records and results
+)
 
 
 class Evidence(NamedTuple):

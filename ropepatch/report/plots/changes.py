@@ -119,10 +119,11 @@ def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:
                 lw=0,
                 label=band.fate,
             )
+        # Of a stopped pair infinite
         before, after = (
             wavelengths(rope.inv_freq()),
             wavelengths(inv_freq),
-        )  # of a stopped pair infinite
+        )
         for name, tokens, colour in (
             ("before", before, PLAIN),
             (f"after {change.name}", after, look.colour),

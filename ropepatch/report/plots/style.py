@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 6.4  # inches
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the baseline
+# Okabe and Ito's
 COLOURS = (
     "#0072b2",
     "#d55e00",
@@ -26,14 +27,15 @@ COLOURS = (
     "#cc79a7",
     "#e69f00",
     "#56b4e9",
-)  # Okabe and Ito's
+)
 DASHES = ("-", "--", ":", "-.")
+# A length
 DASHED: Any = {
     "color": FAINT,
     "linewidth": 0.9,
     "linestyle": "--",
     "zorder": 0.9,
-}  # a length
+}
 
 STYLE: Any = {
     "figure.dpi": 100,
