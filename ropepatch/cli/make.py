@@ -87,7 +87,8 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
 
 def _next_steps(extension: Extension) -> Iterator[str]:
     """How to load, measure and publish a checkpoint."""
-    from ropepatch.model.loading import call, load_tokenizer
+    from ropepatch.model.loading import load_tokenizer
+    from ropepatch.publishing.loading import call
 
     folder = str(extension.folder)
     quoted = shlex.quote(folder)
@@ -210,7 +211,7 @@ def _print_pushed(pushed: Pushed, folder: str) -> None:
 
 def _how_to_load(pushed: Pushed, folder: str) -> str:
     from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.model.loading import call, load_adapter
+    from ropepatch.publishing.loading import call, load_adapter
 
     branch = None if pushed.branch == "main" else pushed.branch
     if "adapter_model.safetensors" in pushed.files:

@@ -153,7 +153,7 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
             )
     if record.evaluation == {}:
         notes.append(
-            "its evaluation is incomplete: run the same `ropepatch extend` again to resume it"
+            "its evaluation is incomplete: run the same `ropepatch eval` again to resume it"
         )
     check = record.training and record.training.short_context
     if check and not check.passed:

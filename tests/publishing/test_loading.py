@@ -7,7 +7,7 @@ import pytest
 from checkpoint_folders import write_checkpoint
 from tiny_models import tiny_model
 
-from ropepatch.model.loading import call, load_adapter
+from ropepatch.publishing.loading import call, load_adapter
 
 NAMES = [
     "it's-yarn",

@@ -16,7 +16,7 @@ from ropepatch.evaluation.results import Result, Row, Series, as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
 from ropepatch.model.checkpoint import ADAPTER, CODE, HUB_ID
-from ropepatch.model.loading import call, load_adapter
+from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
 # Keys that identify a scaling in records and results
