@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import glob
 import json
-import math
 import os
 import re
 import reprlib
@@ -16,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NoReturn
+from typing import Any
 
 from ropepatch.errors import RopepatchError, argument
 
@@ -36,23 +35,15 @@ def absent(out: str | Path) -> Path:
     check_name(out)
     try:
         folder = Path(out).expanduser().absolute()
-        exists = folder.exists() or folder.is_symlink()
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # name too long, no permission, no such ~user
+        folder.lstat()
+    except FileNotFoundError:
+        return folder
+    except (OSError, RuntimeError) as error:  # name too long, below a file, no ~user
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"cannot write {out}: {reason}", hint=f"choose another {argument('out')}"
         ) from error
-    if exists:
-        raise _exists(folder)
-    if any(parent.exists() and not parent.is_dir() for parent in folder.parents):
-        raise RopepatchError(
-            f"cannot write {folder}: Not a directory",
-            hint=f"choose another {argument('out')}",
-        )
-    return folder
+    raise _exists(folder)
 
 
 def _exists(path: Path) -> RopepatchError:
@@ -77,16 +68,8 @@ def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
     """Raise a `RopepatchError` unless the disk of the folder `place` has enough free bytes."""
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise RopepatchError(
-            f"{what} needs {_size(needed)}, {place} has {_size(free)} free", hint=hint
-        )
-
-
-def _size(num_bytes: int) -> str:
-    for unit, power in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= power:
-            return f"{num_bytes / power:.1f} {unit}"
-    return f"{num_bytes} bytes"
+        needs, has = f"{needed / 1e9:.3f} GB", f"{free / 1e9:.3f} GB"
+        raise RopepatchError(f"{what} needs {needs}, {place} has {has} free", hint=hint)
 
 
 @contextmanager
@@ -121,21 +104,12 @@ def disk_error(error: OSError, folder: Path) -> RopepatchError:
             f"cannot read {named}: {reason}", hint="make the file readable"
         )
     # Another process has just written it
-    if error.errno in (
-        errno.ENOTEMPTY,
-        errno.EEXIST,
-    ):
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
         return _exists(folder)
-    hints = {
-        errno.ENOSPC: f"free some space, or choose another {argument('out')}",
-        errno.EDQUOT: f"free some of your quota, or choose another {argument('out')}",
-        errno.EROFS: "choose a folder on a file system that can be written to",
-        errno.EACCES: "choose a folder you may write to",
-    }
-    return RopepatchError(
-        f"cannot write {folder}: {reason}",
-        hint=hints.get(error.errno or 0, f"choose another {argument('out')}"),
-    )
+    hint = f"choose another {argument('out')}"
+    if error.errno == errno.ENOSPC:
+        hint = f"free some space, or {hint}"
+    return RopepatchError(f"cannot write {folder}: {reason}", hint=hint)
 
 
 @contextmanager
@@ -153,14 +127,8 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
             if error.errno in OF_WRITING:
                 error.filename = str(file)
             raise
-        if new:
-            try:
-                os.link(partial, file)
-                return
-            except FileExistsError:
-                raise
-            except OSError:  # no links on this file system: reserve the name first
-                file.touch(exist_ok=False)
+        if new and file.exists():
+            raise FileExistsError(errno.EEXIST, "File exists", str(file))
         partial.replace(file)
 
 
@@ -212,15 +180,13 @@ def remove(path: Path) -> None:
 
 
 PACKAGE = Path(__file__).parent
+MOST_DIGITS = 308  # of an integer that is also a float
 
 
 def shipped(folder: str) -> Path:
     """Return a bundled folder like ``eval/suites``, in an installed package or in a git checkout."""
     installed = PACKAGE / "shipped_data" / folder
     return installed if installed.is_dir() else PACKAGE.parent / folder
-
-
-ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes, *, infinity: bool = False) -> Any:
@@ -233,28 +199,18 @@ def parse_json(text: str | bytes, *, infinity: bool = False) -> Any:
     Raises:
         ValueError: If it is not JSON, or nested too deeply.
     """
-    constant = float if infinity else _refuse
     try:
-        text = text.decode() if isinstance(text, bytes) else text
-        content = json.loads(
-            text, parse_constant=constant, parse_float=_number, parse_int=_number
-        )
+        content = json.loads(text, parse_int=_integer)
+        json.dumps(content, ensure_ascii=False, allow_nan=infinity).encode()
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    if ESCAPED_SURROGATE.search(text):
-        json.dumps(content, ensure_ascii=False).encode()
     return content
 
 
-def _number(digits: str) -> int | float:
-    number = float(digits)
-    if math.isinf(number):
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
         raise ValueError(f"{reprlib.repr(digits)} is too large a number")
-    return int(digits) if digits.lstrip("-").isdigit() else number
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+    return int(digits)
 
 
 def check_regular(*paths: Path) -> None:
@@ -291,14 +247,11 @@ def read_json(path: Path) -> dict[str, Any]:
             f"no {path.name} in {path.parent}",
             hint="a checkpoint folder holds config.json and *.safetensors",
         ) from None
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
-            f"cannot read {path}: {reason}", hint="make the file readable"
-        ) from error
-    except ValueError as error:
-        raise RopepatchError(
-            f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON"
+            f"cannot read {path}: {reason}",
+            hint="it must be a readable UTF-8 JSON file",
         ) from error
     if not isinstance(content, dict):
         raise RopepatchError(
@@ -308,15 +261,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-NOT_ASCII = re.compile(r"[\x7f-\U0010ffff]")
-
-
 def json_text(content: Any, *, indent: int | None = 2, infinity: bool = False) -> str:
-    """Format JSON with non-printable characters escaped, and without NaN and infinity unless allowed."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=infinity)
-    return NOT_ASCII.sub(
-        lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text
-    )
+    """Format JSON in ASCII, without NaN and infinity unless allowed."""
+    return json.dumps(content, indent=indent, allow_nan=infinity)
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
@@ -337,12 +284,9 @@ def check_resumed(
         hint: The hint of the error.
     """
     these = json.loads(json.dumps(now))  # with lists instead of tuples, as in `earlier`
-    keys = [*these, *(key for key in earlier if key not in these)]
-    if differing := [
-        key
-        for key in keys
-        if (key in earlier, earlier.get(key)) != (key in these, these.get(key))
-    ]:
+    keys = dict.fromkeys([*these, *earlier])
+    differing = [key for key in keys if earlier.get(key) != these.get(key)]
+    if differing:
         raise RopepatchError(f"{what}: it differs in {', '.join(differing)}", hint=hint)
 
 

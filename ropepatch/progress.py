@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,54 +67,26 @@ def no_bar(name: str) -> Iterator[Advance]:
 def bar(name: str) -> Iterator[Advance]:
     """Show a progress bar on stderr, or in a notebook with ipywidgets, until the stage is done.
 
-    The bar of `WEIGHTS` counts bytes. Without a terminal the first process prints a line every minute.
+    The bar of `WEIGHTS` counts bytes. Without a terminal the first process shows it once a minute.
     """
-    from rich import progress as rich
-    from rich.console import Console
+    from tqdm.auto import tqdm
 
-    console = Console(stderr=True)
-    columns = rich.Progress.get_default_columns()
-    if name == WEIGHTS:
-        speed = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-        columns = (
-            rich.TextColumn(name),
-            rich.BarColumn(),
-            rich.DownloadColumn(),
-            *speed,
-        )
-    in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    shows = is_first()
-    if not shows:
-        yield unseen
-        return
-    if not in_notebook and not sys.stderr.isatty():
-        yield _lines(name)
-        return
-    with rich.Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    seconds = 0.1 if sys.stderr.isatty() else EVERY
+    with tqdm(
+        desc=name,
+        unit="B" if name == WEIGHTS else " ",
+        unit_scale=True,
+        leave=False,
+        mininterval=seconds,
+        delay=seconds,
+        disable=not is_first(),
+    ) as shown:
 
+        def advance(done: int, total: int | None) -> None:
+            shown.total = total
+            shown.update(done - shown.n)
 
-def _lines(name: str) -> Advance:
-    """A callback that writes at most one line per minute to stderr: percentage and time left."""
-    began = said = time.monotonic()
-
-    def advance(done: int, total: int | None) -> None:
-        nonlocal said
-        if (now := time.monotonic()) - said < EVERY:
-            return
-        said = now
-        far = f"{done / total:.0%}" if total else f"{done:,}"
-        if total and done:
-            left = (now - began) * (total - done) / done
-            far += (
-                f", about {left / 60:.0f} min left"
-                if left > 90
-                else f", {left:.0f} s left"
-            )
-        sys.stderr.write(f"{name}: {far}\n")
-
-    return advance
+        yield advance
 
 
 @contextmanager
@@ -156,28 +126,28 @@ class Kept:
 
     def __init__(self, folder: Path | None) -> None:
         self.found: dict[Any, Any] = {}
-        self._folder, self._name = folder, f"{secrets.token_hex(8)}.jsonl"
+        self._file = folder and folder / f"{secrets.token_hex(8)}.jsonl"
         if folder is None:
             return
         with _disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for file in sorted(folder.glob("*.jsonl")):
-                for line in file.read_text(
-                    encoding="utf-8", errors="replace"
-                ).splitlines():
+                text = file.read_text(encoding="utf-8", errors="replace")
+                for line in text.splitlines():
                     with suppress(ValueError):
                         key, value = json.loads(line)
                         self.found[key] = value
 
     def write(self, key: int | str, value: Any) -> None:
         """Keep a value."""
-        if self._folder is not None:
-            with _disk_errors(self._folder):
-                # Another process that finished first may have removed it.
-                self._folder.mkdir(parents=True, exist_ok=True)
-                with (self._folder / self._name).open("a", encoding="utf-8") as file:
-                    # The line before may be incomplete
-                    file.write(f"\n{json.dumps([key, value])}")
+        if self._file is None:
+            return
+        with _disk_errors(self._file.parent):
+            # Another process that finished first may have removed it.
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                # The line before may be incomplete
+                file.write(f"\n{json.dumps([key, value])}")
 
 
 @contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from numbers import Number as AnyNumber
 from pathlib import Path
 from textwrap import shorten
 from types import MappingProxyType
@@ -26,89 +24,64 @@ from pydantic import (
     model_validator,
 )
 
-from ropepatch.errors import LENGTHS, RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import check_regular, shipped
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
 
 
-MAX_NODES = 100_000  # of a YAML text; an alias counts as all that it stands for
-
-
 class _Loader(yaml.SafeLoader):
-    """A loader of YAML 1.2 that rejects duplicate keys, and aliases that multiply without end."""
+    """A loader of YAML 1.2 that rejects duplicate keys, and aliases, which can multiply without end."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  # as PyYAML declares it
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.total = 0  # nodes so far
-        self.sizes: dict[yaml.Node, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        before, is_alias = self.total, self.check_event(yaml.AliasEvent)
-        node: yaml.Node = super().compose_node(parent, index)  # type: ignore[assignment]  # None at no call
-        if not is_alias:
-            self.total += 1
-            self.sizes[node] = self.total - before
-        elif node in self.sizes:
-            self.total += self.sizes[node]
-        else:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(
-                None, None, "a value contains itself", node.start_mark
+                problem="aliases are not read", problem_mark=mark
             )
-        if self.total > MAX_NODES:
-            problem = f"it holds more than {MAX_NODES:,} values, with those that aliases repeat"
-            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
-        return node
+        return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
+                if key.value in seen:
+                    problem = f"{key.value} is given twice"
                     raise yaml.MarkedYAMLError(
-                        None, None, f"{key.value} is given twice", key.start_mark
+                        problem=problem, problem_mark=key.start_mark
                     )
-                seen.add((key.tag, key.value))
+                seen.add(key.value)
         return node
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        digits = self.construct_scalar(node)
-        return int(digits, 0 if digits.startswith(("0o", "0x")) else 10)
 
 
 class _Dumper(yaml.SafeDumper):
     """A dumper that quotes each text that YAML 1.1 or 1.2 reads as something else."""
 
 
-# The core schema of YAML 1.2, section 10.3.2. In that of 1.1, 1:30 is 90, 017 is 15, and `no` is false.
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
-        list("-+.0123456789"),
-    ),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-    ("merge", r"<<", ["<"]),
-):
+# The core schema of YAML 1.2, section 10.3.2, without 0o17 and 0x1F. In that of 1.1, 1:30 is 90, 017 is 15,
+# 2e-5 is a text and `no` is false.
+for _tag, _pattern in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}.items():
     for _yaml in (_Loader, _Dumper):
         _yaml.add_implicit_resolver(
-            f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), _first
+            f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), None
         )
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse plain YAML 1.2 of a bounded number of values.
+    """Parse plain YAML 1.2 without aliases.
 
     Raises:
-        yaml.YAMLError: If it is not YAML, or too large with its aliases.
+        yaml.YAMLError: If it is not YAML, or has an alias.
         ValueError: If a value does not have the type that it states.
         RecursionError: If it is nested too deep.
     """
@@ -200,18 +173,10 @@ def parse_length(text: str) -> int:
     """Parse a number of tokens: `4096`, `32k` or `1m`."""
     match = re.fullmatch(TOKENS, text.strip())
     if not match or int(match[1]) == 0:
-        plain = re.sub(r"[\s,_]|(?<=[kKmM])[bB]$", "", text).lower()
-        near = (
-            re.fullmatch(f"{TOKENS}|{MULTIPLE}", plain)
-            and plain != text
-            and plain.strip("0.xkm")
+        raise RopepatchError(
+            f"{text!r} is not a length in tokens",
+            hint="write 4096, 32k (32 x 1024), 1m, or 4x of the original",
         )
-        hint = (
-            f"did you mean {plain}?"
-            if near
-            else "write 4096, 32k (32 x 1024), 1m, or 4x of the original"
-        )
-        raise RopepatchError(f"{text!r} is not a length in tokens", hint=hint)
     return int(match[1]) * UNITS[match[2].lower()]
 
 
@@ -225,13 +190,9 @@ def relative_length(text: str | int, trained: int) -> int:
 
 
 def listed(values: Any) -> list[Any]:
-    """Return the entries of a list or of comma-separated texts; any other value as a list of one.
-
-    The name of an existing JSON file may contain commas.
-    """
+    """Return the entries of a list or of comma-separated texts; any other value as a list of one."""
     if isinstance(values, str):
-        is_file = values.endswith(".json") and Path(values).expanduser().is_file()
-        return [values] if is_file else [value.strip() for value in values.split(",")]
+        return [value.strip() for value in values.split(",")]
     if isinstance(values, dict) or not isinstance(values, Iterable):
         return [values]
     entries = []
@@ -293,8 +254,8 @@ Length = Annotated[int | str, BeforeValidator(_check_length)]
 class Settings(BaseModel):
     """User input of declared types, validated strictly: no texts for numbers, no unknown keys.
 
-    An invalid value raises the `RopepatchError` of `refusal`, for YAML, JSON and Python. Lists become tuples,
-    and NumPy and torch numbers become Python's.
+    An invalid value raises the `RopepatchError` of `refusal`, for YAML, JSON and Python. Lists and arrays
+    become tuples, and NumPy and torch numbers become Python's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -371,9 +332,7 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
     first = next((one for one in errors if one["type"] in UNKNOWN), errors[0])
     steps, place = first["loc"], _place(first["loc"], content)
     if first["type"] in (*UNKNOWN, "missing"):
-        keys = (
-            _keys_within(kind) if steps[1:] else [*inspect.signature(kind).parameters]
-        )
+        keys = _keys(kind, within=len(steps) > 1)
         listed = f"keys: {', '.join(keys)}"
         if first["type"] == "missing":
             missing = f"{place}.{steps[-1]}".removeprefix(".")
@@ -404,10 +363,11 @@ def _place(steps: tuple[int | str, ...], content: Any) -> str:
     return place.removeprefix(".")
 
 
-def _keys_within(kind: type[Any]) -> list[str]:
-    """Return the keys of all settings within others."""
-    parts = TypeAdapter(kind).json_schema().get("$defs", {})
-    return [key for part in parts.values() for key in part.get("properties", {})]
+def _keys(kind: type[Any], *, within: bool) -> list[str]:
+    """Return the keys of settings, or of all settings within them."""
+    schema = TypeAdapter(kind).json_schema()
+    parts = schema.get("$defs", {}).values() if within else [schema]
+    return [key for part in parts for key in part.get("properties", {})]
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
@@ -432,29 +392,15 @@ def shown(value: object) -> str:
 
 
 def number_of(value: Any) -> Any:
-    """Convert a number or array of another library to Python's int, float or list.
-
-    Any other value, and a number that has no such value, is returned unchanged, to be refused by its type.
-    """
-    try:
-        if hasattr(value, "tolist"):  # of NumPy or torch
+    """Convert a number or array of NumPy or torch to Python's int, float or list; return other values."""
+    with suppress(RuntimeError):  # a meta tensor, to be refused by its type
+        if hasattr(value, "tolist"):
             return value.tolist()
-        if isinstance(value, AnyNumber) and not isinstance(
-            value, int | float | complex
-        ):
-            return float(value)  # type: ignore[arg-type]  # Fraction, Decimal
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        OverflowError,
-    ):  # a meta tensor, a signalling NaN, 10**400
-        pass
     return value
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return a whole number of any library as an int; the error names the argument."""
+    """Return a whole number as an int; the error names the argument."""
     number = number_of(value)
     if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**63:
         return number
@@ -503,15 +449,11 @@ class Named(Settings):
         """Raise a `RopepatchError` for an unknown parameter; the hint suggests the nearest name."""
         known = cls.defaults()
         for parameter in parameters:
-            if parameter in known:
-                continue
-            hint = nearest(parameter, [*known, *arguments])
-            if parameter in LENGTHS:
-                hint = f"the target length is {argument('to')}"
-            raise RopepatchError(
-                f"{cls.name} has no parameter {shown(parameter)}",
-                hint=hint or cls._list(),
-            )
+            if parameter not in known:
+                raise RopepatchError(
+                    f"{cls.name} has no parameter {shown(parameter)}",
+                    hint=nearest(parameter, [*known, *arguments]) or cls._list(),
+                )
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters by name."""

