@@ -115,7 +115,7 @@ def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerF
     """Train the recipe's tokenizer on synthetic stories, passkey prompts and the texts."""
     tales = [tell(100, seed_of("tokenizer", index)) for index in range(800)]
     needle = PASSKEY.needle.replace("{key}", "01234")
-    prompt = " ".join([PASSKEY.intro, *PASSKEY.filler, needle, PASSKEY.question])
+    prompt = " ".join([PASSKEY.intro, *PASSKEY.filler, needle, *PASSKEY.question])
     return train_tokenizer(
         [*tales, *[prompt] * 500, *documents],
         vocab_size=recipe.vocab_size,

@@ -8,11 +8,15 @@ Shapes: N tokens of a haystack, Q of a question, A of an answer.
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, cycle, product
+from functools import cached_property
+from itertools import chain, count, cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,224 +37,16 @@ SENTENCE = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
 LONGEST = 600  # characters of a sentence of the user's text; a longer one is split
 CHARACTERS = 12  # of the user's text per token of a haystack, at most
 
-THINGS = tuple(
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
+THINGS = [
     f"the {quality} {thing}"
-    for thing, quality in product(
-        (
-            "kettle",
-            "gate",
-            "ferry",
-            "lamp",
-            "bridge",
-            "ledger",
-            "tower",
-            "wagon",
-            "clock",
-            "barn",
-        ),
-        (
-            "blue",
-            "copper",
-            "northern",
-            "old",
-            "glass",
-            "iron",
-            "silver",
-            "garden",
-            "paper",
-            "oak",
-        ),
-    )
-)
-STEMS = (
-    "The safe behind the mirror opens with",
-    "Her first telephone number was",
-    "The parcel from Lisbon is marked",
-    "On the back of the photograph somebody wrote",
-    "The night train to Vienna carries the number",
-    "Grandmother's piano was sold for",
-    "The lottery ticket that won bears the number",
-    "In the census of that year the town had people to the number of",
-    "The captain's cabin is insured as item",
-    "To call the lighthouse, dial",
-    "The museum lists the broken vase as",
-    "His library card ends in",
-    "The observatory counted stars, in all",
-    "The winning horse wore a tag with",
-    "The recipe is filed in the archive under",
-    "The swimming bath gave out lockers up to",
-    "The engine of the tractor is stamped",
-    "For the wedding the bakery made rolls, altogether",
-    "The meteorite weighs, in grams,",
-    "The patent on the umbrella has the number",
-    "The pharmacist keeps the poison in jar",
-    "The choir's visa application was",
-    "The bicycle was registered as",
-    "The depth of the mine, in inches, is",
-    "The manuscript was returned with the stamp",
-    "The satellite is catalogued as",
-    "The dentist's invoice came to",
-    "The seed bank stores the rarest barley in tray",
-    "The theatre sold tickets for the premiere:",
-    "The gravestone of the unknown soldier shows",
-    "The beekeeper estimated bees in the hive:",
-    "The code for the laundry room is",
-    "The atlas marks the lost village with",
-    "The referee's whistle has the serial number",
-    "The bottle thrown overboard held a note that said only",
-    "The elevator was last inspected under permit",
-    "The violin in the window costs",
-    "The prisoner in the tale is called only",
-    "The old calculator still shows",
-    "The volcano's last eruption threw stones, counted by a monk:",
-    "The bridge toll for an elephant was fixed at",
-    "The cookbook gives the oven's setting as",
-    "The diver read on the anchor the figure",
-    "In the hotel the lost umbrella is kept under",
-    "The glacier moved, in millimetres,",
-    "The chess champion's membership card says",
-    "The rainfall of that April, in buckets, was",
-    "The weaver needed threads for the tapestry:",
-    "The postman's route through the valley takes steps, namely",
-    "The radio play was broadcast on channel",
-    "The oldest oak in the park wears the plate",
-    "The magician's trunk was shipped as freight",
-)
-PEOPLE = (
-    "Agnes",
-    "Bruno",
-    "Clara",
-    "Doris",
-    "Edgar",
-    "Flora",
-    "Greta",
-    "Hugo",
-    "Ivan",
-    "Jonas",
-    "Karin",
-    "Laura",
-    "Martin",
-    "Nora",
-    "Oscar",
-    "Paula",
-    "Robert",
-    "Simon",
-    "Tessa",
-    "Walter",
-    "Alice",
-    "Anton",
-    "Beate",
-    "Boris",
-    "Carla",
-    "Conrad",
-    "Daniel",
-    "Diana",
-    "Elena",
-    "Esther",
-    "Felix",
-    "Fiona",
-    "Frank",
-    "George",
-    "Gloria",
-    "Hannah",
-    "Harold",
-    "Henry",
-    "Jacob",
-    "Julia",
-    "Kevin",
-    "Linda",
-    "Lucas",
-    "Ludwig",
-    "Maria",
-    "Marta",
-    "Miriam",
-    "Nathan",
-    "Olivia",
-    "Peter",
-    "Petra",
-    "Rachel",
-    "Ralph",
-    "Sarah",
-    "Sophie",
-    "Stefan",
-    "Theresa",
-    "Thomas",
-    "Ursula",
-    "Victor",
-    "Wanda",
-    "William",
-    "Yvonne",
-    "Zelda",
-)
-FACTS = (  # a sentence about a person, and a question it answers without sharing a word
-    ("{name} keeps three hives behind the barn.", "Who could sell honey?"),
-    ("{name} sleeps by day and guards the gate until dawn.", "Who works at night?"),
-    ("{name} was born in a house beside the Eiffel Tower.", "Who comes from Paris?"),
-    ("{name} pulls aching teeth for a few coins.", "Who is the dentist?"),
-    ("{name} has never eaten meat or fish.", "Who is a vegetarian?"),
-    ("{name} needs a white cane to cross the street.", "Who cannot see?"),
-    ("{name} crossed the finish line before all other runners.", "Who won the race?"),
-    (
-        "{name} spent last summer among the pyramids by the Nile.",
-        "Who has been to Egypt?",
-    ),
-    ("{name} sings the lowest part in the choir.", "Whose voice is a bass?"),
-    ("{name} buried a husband two winters ago.", "Who is a widow?"),
-    ("{name} shoes every horse in the valley.", "Who is the blacksmith?"),
-    ("{name} sneezes whenever a cat is near.", "Who has an allergy to pets?"),
-    ("{name} bakes loaves and rolls before sunrise.", "Who supplies bread?"),
-    ("{name} cuts and combs the hair of half the village.", "Who is the barber?"),
-    ("{name} mends boots with a hammer and wax thread.", "Who is the cobbler?"),
-    ("{name} chalks sums on the wall for thirty children.", "Who is the teacher?"),
-    ("{name} hands out parcels and stamps letters.", "Who runs the post office?"),
-    ("{name} put on a gold ring and left church arm in arm.", "Who got married?"),
-    ("{name} rocks a newborn in the cradle.", "Who is a young parent?"),
-    ("{name} steers a ship across the ocean.", "Who is the captain?"),
-    ("{name} rises at five to milk the herd.", "Who owns cows?"),
-    ("{name} argues for the accused in court.", "Who is the lawyer?"),
-    ("{name} wears a badge and arrests thieves.", "Who serves in the police?"),
-    ("{name} climbs ladders with a hose when a roof burns.", "Who fights fires?"),
-    ("{name} paints portraits in oil.", "Who is an artist?"),
-    ("{name} writes verses that rhyme.", "Who is a poet?"),
-    ("{name} was crowned in the cathedral.", "Who is the monarch?"),
-    ("{name} moves the queen and says checkmate.", "Who plays chess?"),
-    ("{name} lost every strand on the head years ago.", "Who is bald?"),
-    ("{name} turned a hundred in May.", "Who has lived for a century?"),
-    ("{name} bends at every doorway so as not to bump.", "Who is very tall?"),
-    ("{name} reads lips, for all is silent.", "Who is deaf?"),
-    ("{name} walks with crutches since the fall.", "Who broke a leg?"),
-    ("{name} lies awake from dusk till morning.", "Who suffers from insomnia?"),
-    ("{name} owes money to each bank in town.", "Who is in debt?"),
-    ("{name} has more mansions than fingers.", "Who is rich?"),
-    ("{name} begs for pennies on the bridge.", "Who is poor?"),
-    ("{name} flies a plane over the Alps.", "Who is a pilot?"),
-    ("{name} floated weightless in orbit.", "Who is an astronaut?"),
-    ("{name} heats sand until it is glass.", "Who makes bottles?"),
-    ("{name} weaves cloth upon a loom.", "Who produces fabric?"),
-    ("{name} grinds grain between two stones.", "Who is the miller?"),
-    ("{name} digs coal far below the surface.", "Who is the miner?"),
-    ("{name} fells pines with an axe.", "Who is a lumberjack?"),
-    ("{name} casts nets from a small boat.", "Who catches herring?"),
-    ("{name} speaks only Mandarin.", "Who is from China?"),
-    ("{name} grew up in the shadow of Mount Fuji.", "Who is Japanese?"),
-    ("{name} waltzes better than anyone in the ballroom.", "Who can dance?"),
-    ("{name} strokes a bow over four strings.", "Who is a violinist?"),
-    ("{name} pounds eighty-eight keys of ivory.", "Who is a pianist?"),
-    ("{name} develops films in a red darkroom.", "Who uses a camera?"),
-    ("{name} sorts thousands of books on shelves.", "Who is the librarian?"),
-    ("{name} mixes pills and syrups at the counter.", "Who is the pharmacist?"),
-    ("{name} nailed the beams of our new stable.", "Who is a carpenter?"),
-    ("{name} plants tulips and trims hedges.", "Who is the gardener?"),
-    ("{name} stole the silver and sits in a cell.", "Who is a prisoner?"),
-    ("{name} translates Latin and Greek.", "Who knows old languages?"),
-    ("{name} fixes leaking pipes.", "Who is the plumber?"),
-    ("{name} swam the Channel in eleven hours.", "Who is an athlete in water?"),
-    ("{name} trembles whenever a spider is near.", "Who has a phobia of insects?"),
-    ("{name} adds sugar to everything.", "Who likes sweets?"),
-    ("{name} forecasts rain and storms.", "Who studies the weather?"),
-    ("{name} measures stars through a telescope.", "Who is an astronomer?"),
-    ("{name} pours wine for the guests of the inn.", "Who is the waiter?"),
-)
+    for thing in WORDS["objects"]
+    for quality in WORDS["qualities"]
+]
+STEMS: list[str] = WORDS["beginnings"]
+PEOPLE: list[str] = WORDS["people"]
+# A sentence about a person, and a question it answers without sharing a word
+FACTS: list[list[str]] = WORDS["facts"]
 DEFAULT = ("number", "sentence", "chain", "fact")  # the kinds used by default
 
 
@@ -272,75 +68,79 @@ class Kind(NamedTuple):
     title: str  # what the answer is
 
 
-def _numbers(draw: random.Random, count: int) -> list[str]:
-    return [f"{number:05}" for number in draw.sample(range(10**PASSKEY.digits), count)]
+class Numbers(NamedTuple):
+    """Questions whose answers are numbers; ``{thing}`` and ``{key}`` stand for a thing and its number."""
+
+    needle: str
+    question: str
+    stem: str
+    things: Sequence[str] = ()  # none for a single question
+    digits: int = PASSKEY.digits
+
+    def draw(self, draw: random.Random, count: int) -> list[Item]:
+        """Return items about different things, with different numbers."""
+        things = draw.sample(self.things, count) if self.things else [""]
+        keys = _numbers(draw, count, self.digits)
+        items = []
+        for thing, key in zip(things, keys, strict=True):
+            needle = self.needle.format(thing=thing, key=key)
+            question = self.question.format(thing=thing)
+            items.append(Item((needle,), question, self.stem.format(thing=thing), key))
+        return items
 
 
-def _passkey(draw: random.Random, count: int) -> list[Item]:
-    question, _, stem = PASSKEY.question.partition("? ")
-    return [
-        Item((PASSKEY.needle.replace("{key}", key),), f"{question}?", stem, key)
-        for key in _numbers(draw, count)
-    ]
-
-
-def _named(draw: random.Random, count: int) -> list[Item]:
-    return [
-        Item(
-            (f"The number of {thing} is {key}.",),
-            f"What is the number of {thing}?",
-            stem,
-            key,
-        )
-        for thing, key in zip(
-            draw.sample(THINGS, count), _numbers(draw, count), strict=True
-        )
-        for stem in (f"The number of {thing} is",)
-    ]
-
-
-def _sentence(draw: random.Random, count: int) -> list[Item]:
-    return [
-        Item((f"{stem} {key}.",), "One of these sentences again.", stem, key)
-        for stem, key in zip(
-            draw.sample(STEMS, count), _numbers(draw, count), strict=True
-        )
-    ]
+def _numbers(
+    draw: random.Random, count: int, digits: int = PASSKEY.digits
+) -> list[str]:
+    return [f"{number:0{digits}}" for number in draw.sample(range(10**digits), count)]
 
 
 def _chain(draw: random.Random, count: int) -> list[Item]:
-    things = draw.sample(THINGS, 2 * count)
-    return [
-        Item(
-            (f"The code of {one} is {key}.", f"For {other}, take the code of {one}."),
-            f"Which code does {other} need?",
-            f"The code for {other} is",
-            key,
+    items = []
+    things = iter(draw.sample(THINGS, 2 * count))
+    for one, other, key in zip(things, things, _numbers(draw, count), strict=True):
+        needles = (
+            f"The code of {one} is {key}.",
+            f"For {other}, take the code of {one}.",
         )
-        for one, other, key in zip(
-            things[::2], things[1::2], _numbers(draw, count), strict=True
-        )
-    ]
+        question = f"Which code does {other} need?"
+        items.append(Item(needles, question, f"The code for {other} is", key))
+    return items
 
 
 def _fact(draw: random.Random, count: int) -> list[Item]:
+    facts = draw.sample(FACTS, count)
+    people = draw.sample(PEOPLE, count)
+    stem = "The name of this person is"
     return [
-        Item(
-            (sentence.replace("{name}", name),),
-            question,
-            "The name of this person is",
-            name,
-        )
-        for (sentence, question), name in zip(
-            draw.sample(FACTS, count), draw.sample(PEOPLE, count), strict=True
-        )
+        Item((sentence.replace("{name}", name),), question, stem, name)
+        for (sentence, question), name in zip(facts, people, strict=True)
     ]
 
 
 KINDS: Mapping[str, Kind] = {
-    "passkey": Kind(_passkey, 1, "the one number of the text"),
-    "number": Kind(_named, len(THINGS), "a number by the name of a thing"),
-    "sentence": Kind(_sentence, len(STEMS), "a number by the sentence that it ends"),
+    "passkey": Kind(
+        Numbers(PASSKEY.needle, *PASSKEY.question).draw,
+        1,
+        "the one number of the text",
+    ),
+    "number": Kind(
+        Numbers(
+            "The number of {thing} is {key}.",
+            "What is the number of {thing}?",
+            "The number of {thing} is",
+            THINGS,
+        ).draw,
+        len(THINGS),
+        "a number by the name of a thing",
+    ),
+    "sentence": Kind(
+        Numbers(
+            "{thing} {key}.", "One of these sentences again.", "{thing}", STEMS
+        ).draw,
+        len(STEMS),
+        "a number by the sentence that it ends",
+    ),
     "chain": Kind(
         _chain,
         len(THINGS) // 2,
@@ -408,13 +208,8 @@ class Haystacks:
     def __post_init__(self) -> None:
         refuse_unknown(self.kinds, KINDS, "kind")
         lengths = sorted(set(self.lengths))
-        if (
-            not lengths
-            or lengths[0] < 1
-            or self.count < 1
-            or self.keys < 1
-            or not self.kinds
-        ):
+        amounts = [*lengths[:1], self.count, self.keys, len(self.kinds)]
+        if not lengths or min(amounts) < 1:
             raise RopepatchError(
                 "need at least one length, haystack, key and kind, each at least 1, got "
                 f"lengths {lengths}, haystacks {self.count}, keys {self.keys}, kinds {list(self.kinds)}",
@@ -430,8 +225,10 @@ class Haystacks:
                 hint="give some, or drop texts to use the built-in filler",
             )
         object.__setattr__(self, "lengths", lengths)
+        needed = sum(self.new)
         for kind in self.kinds:
-            if (needed := sum(self.new)) > (most := KINDS[kind].most):
+            most = KINDS[kind].most
+            if needed > most:
                 raise RopepatchError(
                     f"{self.keys} keys of the kind {kind} take {needed} at these lengths, there are {most}",
                     hint="ask for fewer keys or lengths, or another kind",
@@ -452,20 +249,18 @@ class Haystacks:
             RopepatchError: If no kind is possible.
         """
         kinds: list[str] = []
-        reasons: dict[str, RopepatchError] = {}
+        errors: dict[str, RopepatchError] = {}
         for kind in DEFAULT:
             try:
                 plan = cls(**settings | {"texts": None}, kinds=(*kinds, kind))
-                for _ in plan.at([within]).make(tokenizer):
-                    pass
+                list(plan.at([within]).make(tokenizer))
                 kinds.append(kind)
             except RopepatchError as error:
-                reasons[kind] = error
+                errors[kind] = error
         if not kinds:
-            raise reasons[DEFAULT[0]]
-        return cls(**settings, kinds=tuple(kinds)), {
-            kind: str(error) for kind, error in reasons.items()
-        }
+            raise errors[DEFAULT[0]]
+        reasons = {kind: str(error) for kind, error in errors.items()}
+        return cls(**settings, kinds=tuple(kinds)), reasons
 
     @property
     def new(self) -> list[int]:
@@ -486,23 +281,16 @@ class Haystacks:
         there are `count` for every length.
         """
         writer = Writer(tokenizer)
-        plans = (
-            [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
-        )
+        plans = [self]
+        if self.keys == 1:
+            plans = [self.at([length]) for length in self.lengths]
         for plan in plans:
-            seeds = [
-                seed_of("haystack", plan.seed, plan.lengths[-1], index)
-                for index in range(self.count)
-            ]
-            pages = [_Page(plan, writer, *seed) for seed in enumerate(seeds)]
-            writer.follow([text for page in pages for text in page.texts])
-            for page in pages:
-                yield page.haystack
+            for index in range(self.count):
+                yield plan.haystack(index, writer)
 
     def haystack(self, index: int, writer: Writer) -> Haystack:
         """Return the haystack with an index from 0, for all lengths."""
-        seed = seed_of("haystack", self.seed, self.lengths[-1], index)
-        return _Page(self, writer, index, seed).haystack
+        return _Page(self, writer, index).haystack()
 
     def at(self, lengths: Sequence[int]) -> Haystacks:
         """Return the same settings with other lengths."""
@@ -531,44 +319,35 @@ class Writer:
         self._tokenizer = tokenizer
         (self._anchor,) = encode(tokenizer, [self.ANCHOR])
         self._known: dict[str, list[int]] = {}
-        self._begun: dict[str, list[int]] = {}
 
     def begin(self, text: str) -> list[int]:
         """Return the tokens of the beginning of a text, after the beginning-of-sequence token if any."""
-        if text not in self._begun:
-            (self._begun[text],) = encode(self._tokenizer, [text])
-        ids, first = [*self._begun[text]], self._tokenizer.bos_token_id
+        (ids,) = encode(self._tokenizer, [text])
+        first = self._tokenizer.bos_token_id
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
-    def follow(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts that follow other text."""
-        unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
-        anchored = [self.ANCHOR + text for text in unknown]
-        encoded = encode(self._tokenizer, anchored) if unknown else []
-        for text, ids in zip(unknown, encoded, strict=True):
-            if ids[: len(self._anchor)] != self._anchor:
+    def follow(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows other text."""
+        if text not in self._known:
+            (ids,) = encode(self._tokenizer, [self.ANCHOR + text])
+            size = len(self._anchor)
+            if ids[:size] != self._anchor:
                 raise RopepatchError(
                     f"the tokenizer joins {text[:40]!r} to the text before it"
                 )
-            self._known[text] = ids[len(self._anchor) :]
-        return [self._known[text] for text in texts]
+            self._known[text] = ids[size:]
+        return self._known[text]
 
     def ask(self, kind: str, text: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a question and of its answer."""
-        (question, whole) = self.follow([text, f"{text} {answer}"])
-        if whole[: len(question)] != question:
-            raise RopepatchError(
-                f"the tokenizer joins a question of the kind {kind} to its answer",
-                hint="choose another kind",
-            )
+        question, whole = self.follow(text), self.follow(f"{text} {answer}")
         tokens = whole[len(question) :]
+        is_apart = whole[: len(question)] == question
         written = str(self._tokenizer.decode(tokens)).replace(" ", "")
-        if (
-            self._tokenizer.unk_token_id in whole
-            or written.casefold() != answer.casefold()
-        ):
+        is_written = written.casefold() == answer.casefold()
+        if not is_apart or not is_written or self._tokenizer.unk_token_id in whole:
             raise RopepatchError(
-                f"the tokenizer cannot write a question of the kind {kind}, or its answer {answer!r}",
+                f"the tokenizer cannot write a question of the kind {kind}, or its answer {answer!r} apart",
                 hint="choose another kind",
             )
         return question, tokens
@@ -581,72 +360,60 @@ class _Key:
     kind: str
     stretch: int  # the part beyond the next shorter length
     depths: tuple[float, float]  # of its needles in the stretch, from 0 to 1
-    item: Item
-    text: str  # of the question, with the beginning of the answer
+    needles: tuple[str, ...]
+    ids: list[int]  # of the question, with the beginning of the answer
+    answer: list[int]
     end: int = 0  # of its last needle, set when it is written
+
+    @cached_property
+    def question(self) -> Question:
+        ids, answer = torch.tensor(self.ids), torch.tensor(self.answer)
+        return Question(self.kind, ids, answer, self.end)
 
 
 class _Page:
     """Builder of one haystack."""
 
-    def __init__(self, plan: Haystacks, writer: Writer, index: int, seed: int) -> None:
+    def __init__(self, plan: Haystacks, writer: Writer, index: int) -> None:
         self._plan, self._writer, self._index = plan, writer, index
+        seed = seed_of("haystack", plan.seed, plan.lengths[-1], index)
         self._draw = random.Random(seed)
         self._ids: list[int] = []
-        self._keys = self._drawn()
 
-    @property
-    def texts(self) -> Iterator[str]:
-        """All texts that it tokenises, except the text around the needles."""
-        for key in self._keys:
-            yield from (f" {needle}" for needle in key.item.needles)
-            yield from (key.text, f"{key.text} {key.item.answer}")
-
-    @property
     def haystack(self) -> Haystack:
-        plan, writer, keys = self._plan, self._writer, self._keys
-        asked = {key: writer.ask(key.kind, key.text, key.item.answer) for key in keys}
-        before = plan.chat[0]
-        self._ids = writer.begin(
-            before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO)
-        )
-        room = max(len(text) + len(answer) for text, answer in asked.values())
+        plan, keys = self._plan, self._keys()
+        is_passkey = tuple(plan.kinds) == ("passkey",)
+        intro = PASSKEY.intro if is_passkey else INTRO
+        self._ids = self._writer.begin(plan.chat[0] + intro)
+        room = max(len(key.ids) + len(key.answer) for key in keys)
         stops = {length: length - room for length in plan.lengths}
         text = self._sentences(plan.texts or [])
-        for stretch, length in enumerate(plan.lengths):
-            ours = cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
+        for stretch, (length, stop) in enumerate(stops.items()):
             own = [key for key in keys if key.stretch == stretch]
-            self._fill(length, stops[length], own, text if plan.texts else ours)
-        questions = {
-            key: Question(key.kind, torch.tensor(text), torch.tensor(answer), key.end)
-            for key, (text, answer) in asked.items()
-        }
-        return Haystack(torch.tensor(self._ids), stops, self._asked(questions))
+            self._fill(length, stop, own, text if plan.texts else self._filler())
+        return Haystack(torch.tensor(self._ids), stops, self._asked(keys))
 
-    def _drawn(self) -> list[_Key]:
-        """Spread the keys of each kind evenly over each stretch, or a single key over all haystacks."""
-        plan, between = self._plan, self._plan.chat[1]
-        single = plan.keys == 1
-        places: dict[str, list[tuple[int, tuple[float, float]]]] = {
-            kind: [] for kind in plan.kinds
-        }
-        for of_kind in places.values():
-            for stretch, new in enumerate(plan.new):
-                for number in range(new):
-                    first, parts = (
-                        (self._index, plan.count) if single else (number, new)
-                    )
-                    depths = (first + self._draw.random()) / parts, self._draw.random()
-                    of_kind.append((stretch, depths))
-        items = {
-            kind: KINDS[kind].draw(self._draw, len(of_kind))
-            for kind, of_kind in places.items()
-        }
-        return [
-            _Key(kind, *place, item, f" {item.question}{between}{item.stem}")
-            for kind, of_kind in places.items()
-            for place, item in zip(of_kind, items[kind], strict=True)
-        ]
+    def _keys(self) -> list[_Key]:
+        """Draw the keys of each kind."""
+        places = {kind: list(self._places()) for kind in self._plan.kinds}
+        keys = []
+        for kind, of_kind in places.items():
+            items = KINDS[kind].draw(self._draw, len(of_kind))
+            for place, item in zip(of_kind, items, strict=True):
+                text = f" {item.question}{self._plan.chat[1]}{item.stem}"
+                asked = self._writer.ask(kind, text, item.answer)
+                keys.append(_Key(kind, *place, item.needles, *asked))
+        return keys
+
+    def _places(self) -> Iterator[tuple[int, tuple[float, float]]]:
+        """Spread the keys of a kind evenly over each stretch, or a single key over all haystacks."""
+        plan, draw = self._plan, self._draw.random
+        if plan.keys == 1:
+            yield 0, ((self._index + draw()) / plan.count, draw())
+            return
+        for stretch, new in enumerate(plan.new):
+            for number in range(new):
+                yield stretch, ((number + draw()) / new, draw())
 
     def _fill(
         self, length: int, stop: int, keys: Sequence[_Key], filler: Iterator[list[int]]
@@ -655,14 +422,12 @@ class _Page:
 
         The first filler sentences lose their beginning. The built-in filler is taken in reverse order.
         """
-        pairs = (
-            (d, key, text)
-            for key in keys
-            for d, text in zip(key.depths, key.item.needles, strict=False)
-        )
-        needles = sorted(pairs, key=lambda needle: needle[0])
-        written = self._writer.follow([f" {text}" for _, _, text in needles])
-        room = stop - len(self._ids) - sum(map(len, written))
+        needles = []
+        for key in keys:
+            for depth, text in zip(key.depths, key.needles, strict=False):
+                needles.append((depth, key, self._writer.follow(f" {text}")))
+        needles.sort(key=lambda needle: needle[0])
+        room = stop - len(self._ids) - sum(len(ids) for _, _, ids in needles)
         if room < 1:
             raise RopepatchError(
                 f"a haystack of {length} tokens has no room for {len(needles)} more needles and a question",
@@ -676,41 +441,38 @@ class _Page:
         # So that its last sentence precedes every question
         if self._plan.texts is None:
             fill.reverse()
-        waiting = list(zip(needles, written, strict=True))
+        waiting = deque(needles)
         for number, sentence in enumerate([*fill, []]):
-            while waiting and (
-                round(waiting[0][0][0] * len(fill)) <= number or number == len(fill)
-            ):
-                (_, key, _), tokens = waiting.pop(0)
-                self._ids += tokens
+            while waiting and round(waiting[0][0] * len(fill)) <= number:
+                _, key, ids = waiting.popleft()
+                self._ids += ids
                 key.end = len(self._ids)
             cut = min(surplus, len(sentence))
             self._ids += sentence[cut:]
             surplus -= cut
 
-    def _asked(
-        self, questions: Mapping[_Key, Question]
-    ) -> dict[int, Sequence[Question]]:
+    def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:
         """Return the questions by length: `keys` of each kind, at even depths."""
         asked: dict[int, Sequence[Question]] = {}
-        before: dict[str, list[Question]] = {kind: [] for kind in self._plan.kinds}
+        before: dict[str, list[_Key]] = {kind: [] for kind in self._plan.kinds}
         for stretch, length in enumerate(self._plan.lengths):
             for kind, old in before.items():
                 new = [
-                    q
-                    for key, q in questions.items()
-                    if (key.kind, key.stretch) == (kind, stretch)
+                    one for one in keys if (one.kind, one.stretch) == (kind, stretch)
                 ]
                 wanted = min(len(old), self._plan.keys - len(new))
                 shift = self._draw.random()  # so that many haystacks cover every depth
-                kept = [
-                    old[int((at + shift) * len(old) / wanted)] for at in range(wanted)
-                ]
-                before[kind] = sorted(kept + new, key=lambda question: question.end)
-            asked[length] = [
-                question for of_kind in before.values() for question in of_kind
-            ]
+                places = [int((at + shift) * len(old) / wanted) for at in range(wanted)]
+                kept = [old[place] for place in places]
+                before[kind] = sorted(kept + new, key=lambda key: key.end)
+            every = chain.from_iterable(before.values())
+            asked[length] = [key.question for key in every]
         return asked
+
+    def _filler(self) -> Iterator[list[int]]:
+        """Yield the tokenised sentences of the built-in filler endlessly, the last one first."""
+        sentences = [f" {sentence}" for sentence in reversed(PASSKEY.filler)]
+        return cycle([self._writer.follow(sentence) for sentence in sentences])
 
     def _sentences(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield tokenised sentences of the user's texts endlessly."""
@@ -719,7 +481,7 @@ class _Page:
             text = texts[number % len(texts)]
             begin = self._draw.randrange(max(1, len(text) - wanted))
             for sentence in sentences(text[begin : begin + wanted]):
-                yield self._writer.follow([f" {sentence}"])[0]
+                yield self._writer.follow(f" {sentence}")
 
 
 def sentences(text: str) -> Iterator[str]:

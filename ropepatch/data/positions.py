@@ -60,11 +60,7 @@ POSITIONS = {"true-length": TrueLength, "pose": PoSE}
 
 
 def _by_name(content: Any) -> Any:
-    named = {"name": content} if isinstance(content, str) else content
-    # A name may be of any type
-    if isinstance(named, dict) and named.get("name") not in [*POSITIONS]:
-        raise ValueError(f"Input should be one of {', '.join(POSITIONS)}")
-    return named
+    return {"name": content} if isinstance(content, str) else content
 
 
 Sampling = Annotated[PositionSampling, Field(discriminator="name")]

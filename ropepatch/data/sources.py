@@ -6,7 +6,7 @@ import glob
 import json
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -24,21 +24,15 @@ from ropepatch.settings import HUB_NAME
 SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
-OBJECTS, TABLES = (".jsonl", ".json"), (".parquet", ".arrow", ".csv", ".tsv")
-LINES, LONG_LINES = 128, 16  # of a text, and of JSON, which memory holds at a time
-DATASET_ID = re.compile(
-    rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII
-)
-FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
-MAX_DOCUMENT = 2**30  # characters
-LONGEST_PATH = 4096
+OBJECTS, TABLES = (".jsonl", ".json"), (".parquet", ".csv")
+LINES = 16  # that memory holds at a time
+DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:[\w.+-]+)?", re.ASCII)
+FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|csv)(\.gz)?")
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
     "give a text, JSONL, CSV or Parquet file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset "
     "id owner/name"
 )
-
-SURROGATE = re.compile("[\ud800-\udfff]")  # only JSON can hold one
 
 Document = str | list[int]
 
@@ -53,7 +47,7 @@ def stream_documents(
     - a text file, split at every ``<|endoftext|>``, with white space around documents dropped;
     - a ``.jsonl`` or ``.json`` file with one object per line; both kinds may be gzipped (``.gz``);
     - a folder of ``*.txt`` and ``*.jsonl``, in sorted order, at any depth;
-    - a dataset that ``save_to_disk`` wrote, or a ``.parquet``, ``.arrow``, ``.csv`` or ``.tsv`` file;
+    - a dataset that ``save_to_disk`` wrote, or a ``.parquet`` or ``.csv`` file;
     - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
 
     Memory holds one document and a batch of lines or rows at a time. Blank documents are dropped.
@@ -99,8 +93,6 @@ def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
 
 def _local(source: str | Path) -> Path | None:
     """Return the path of a local source; None for an id on the Hub."""
-    if source == "":  # as a path, the current folder
-        raise RopepatchError("the source is an empty name", hint=EXPECTED)
     path = Path(source).expanduser()
     if path.exists():
         check_regular(path)
@@ -108,11 +100,6 @@ def _local(source: str | Path) -> Path | None:
     named = DATASET_ID.fullmatch(str(source))
     if isinstance(source, Path) or not named or FILE_NAME.fullmatch(named["name"]):
         raise RopepatchError(f"no such file or folder: {source}", hint=EXPECTED)
-    if Path(named["name"]).exists():
-        raise RopepatchError(
-            f"{named['name']} is a path on this machine, which has no config",
-            hint=f"leave out :{named['config']}",
-        )
     return None
 
 
@@ -136,50 +123,38 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _read_file(file: Path, field: str) -> Iterator[Document]:
     suffix = Path(file.name.removesuffix(".gz")).suffix
-    if suffix in TABLES:
-        with _explaining(
-            f"read {file}", f"it must be a {suffix} file that datasets can read"
-        ):
-            yield from _read_rows(_streamed(file, suffix), field, str(file))
-        return
     hint = f"copy it again; if it is not UTF-8, convert it, e.g. iconv -f latin1 -t utf-8 {file.name}"
     with _explaining(f"read {file}", hint):
-        yield from (
-            _read_objects(file, field) if suffix in OBJECTS else _read_texts(file)
-        )
+        if suffix in TABLES:
+            yield from _read_rows(_streamed(file, suffix), field, str(file))
+        elif suffix in OBJECTS:
+            yield from _read_objects(file, field)
+        else:
+            yield from _read_texts(file)
 
 
 def _streamed(file: Path, suffix: str) -> Any:
     """Return an `IterableDataset` of the rows of a table or the lines of a text."""
-    from datasets.packaged_modules.arrow.arrow import Arrow
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.parquet.parquet import Parquet
     from datasets.packaged_modules.text.text import Text
 
     path = str(file.absolute())
-    if "::" in path:  # to fsspec a chain of file systems
-        raise RopepatchError(
-            f"datasets cannot read {file}: its path contains ::", hint="rename it"
-        )
     files = {"data_files": {"train": [glob.escape(path)]}}
     # It puts a lock there, and the home may be read-only
     with TemporaryDirectory() as cache:
-        match suffix:
-            case ".parquet":
-                builder = Parquet(cache, **files)
-            case ".arrow":
-                builder = Arrow(cache, **files)
-            case ".csv" | ".tsv":  # an empty cell is a blank text
-                separator = "\t" if suffix == ".tsv" else ","
-                builder = Csv(cache, **files, sep=separator, keep_default_na=False)
-            case _:
-                builder = Text(cache, **files, keep_linebreaks=True, chunksize=2**18)
+        if suffix == ".parquet":
+            builder = Parquet(cache, **files)
+        elif suffix == ".csv":  # an empty cell is a blank text
+            builder = Csv(cache, **files, keep_default_na=False)
+        else:
+            builder = Text(cache, **files, keep_linebreaks=True, chunksize=2**18)
     return builder.as_streaming_dataset("train")
 
 
-def _lines(file: Path, at_once: int) -> Iterator[str]:
+def _lines(file: Path) -> Iterator[str]:
     """Yield the lines of a text, with line ends as in Python's text mode."""
-    tables = _streamed(file, ".txt").with_format("arrow").iter(batch_size=at_once)
+    tables = _streamed(file, ".txt").with_format("arrow").iter(batch_size=LINES)
     for number, table in enumerate(tables):
         lines = table.column("text").to_pylist()
         if number == 0:
@@ -189,22 +164,17 @@ def _lines(file: Path, at_once: int) -> Iterator[str]:
 
 def _read_texts(file: Path) -> Iterator[str]:
     text = ""
-    for line in _lines(file, LINES):  # a separator never spans two lines
+    for line in _lines(file):  # a separator never spans two lines
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
             yield (text + end).strip()
             text = ""
         text += rest
-        if len(text) > MAX_DOCUMENT:
-            raise RopepatchError(
-                f"{file} has a document of more than {MAX_DOCUMENT:,} characters",
-                hint=f"is it text? put {SEPARATOR} between its documents, or split the file",
-            )
     yield text.strip()
 
 
 def _read_objects(file: Path, field: str) -> Iterator[Document]:
-    for number, line in enumerate(_lines(file, LONG_LINES), start=1):
+    for number, line in enumerate(_lines(file), start=1):
         if not line.strip():
             continue
         line_name = f"{file}, line {number}"
@@ -231,14 +201,9 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
             hint=f"it has {reprlib.repr(list(row))}",
         )
     value = row[name]
-    if isinstance(value, str) and SURROGATE.search(value):
-        raise RopepatchError(
-            f"{row_name}: the text contains half of a surrogate pair, which is no character",
-            hint="write the file again as valid Unicode",
-        )
-    if isinstance(value, str) or (
-        isinstance(value, list) and ids_of(value) is not None
-    ):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and ids_of(value) is not None:
         return value
     raise RopepatchError(
         f"{row_name}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
@@ -248,25 +213,18 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
 
 def ids_of(document: Any) -> Tensor | None:
     """Return the token ids [T] of a document, int64 on the CPU; None if it is not a list of token ids."""
-    if isinstance(document, Sequence) and any(
-        isinstance(token, bool) for token in document
-    ):
-        return None
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         ids = torch.as_tensor(document).cpu()
-        whole = not (
-            ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool
-        )
-        if ids.ndim == 1 and (whole or not len(ids)):
-            ids = ids.long()
-            return (
-                ids if not len(ids) or (ids.min() >= 0 and ids.max() < 2**31) else None
-            )
+        if len(ids):
+            torch.iinfo(ids.dtype)  # TypeError: no whole numbers
+        ids = ids.long()
+        if ids.ndim == 1 and bool(((ids >= 0) & (ids < 2**31)).all()):
+            return ids
     return None
 
 
-def check_document(document: Any, index: int, *, texts: bool) -> str | Tensor:
-    """Return a text, or token ids [T], after checking it; without ``texts`` only token ids are allowed.
+def check_document(document: Any, index: int) -> str | Tensor:
+    """Return a text, or token ids [T], after checking it.
 
     The first document must not be a file name. Later ones are not checked: they may be lines of a text.
     """
@@ -278,12 +236,7 @@ def check_document(document: Any, index: int, *, texts: bool) -> str | Tensor:
             f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
             hint="drop empty texts; token ids must be a list of whole numbers from 0",
         )
-    if not texts:
-        raise RopepatchError(
-            "documents are text, but tokenizer is None",
-            hint="pass the model's tokenizer",
-        )
-    if index == 0 and len(document) < LONGEST_PATH and "\n" not in document:
+    if index == 0:
         with suppress(OSError, ValueError):  # too long for a name, or with a NUL
             if Path(document).is_file():
                 raise RopepatchError(

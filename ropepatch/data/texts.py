@@ -97,15 +97,14 @@ def first_documents(
     documents: Iterable[TextOrIds],
     *,
     length: int,
-    count: int | None,
+    count: int,
     bos: bool = True,
 ) -> list[Tensor]:
     """Return the first ``count`` documents that are long enough, each cut to its first ``length`` tokens.
 
-    Reads no document after the last one returned. Logs a warning if there are fewer than ``count``; None
-    returns all that are long enough. The other arguments are those of `token_ids`.
+    Reads no document after the last one returned. Logs a warning if there are fewer than ``count``. The other
+    arguments are those of `token_ids`.
     """
-    _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
     first = _bos(tokenizer) if bos else None
     for ids in tokenise(tokenizer, documents, first=first, characters=1, length=length):
@@ -119,14 +118,13 @@ def first_documents(
             f"no document has {length} tokens: the longest of {read} has {longest}",
             hint="give longer documents, or shorter lengths",
         )
-    if count is not None:
-        logger.warning(
-            "only %d of %d documents have %d tokens, wanted %d",
-            len(taken),
-            read,
-            length,
-            count,
-        )
+    logger.warning(
+        "only %d of %d documents have %d tokens, wanted %d",
+        len(taken),
+        read,
+        length,
+        count,
+    )
     return taken
 
 
@@ -156,7 +154,6 @@ def cut_windows(
     Returns:
         For each window, the index of the document in which it begins, and its token ids.
     """
-    _check_cut(length, count)
     stream, ends = array("q"), array("q")
     for ids in tokenise(tokenizer, documents, first=_separator(tokenizer, bos)):
         stream.frombytes(ids.long().numpy().tobytes())
@@ -229,31 +226,23 @@ def tokenise(
             "documents must be a list of documents, got one text", hint="pass [text]"
         )
     checked = (
-        check_document(document, index, texts=tokenizer is not None)
-        for index, document in enumerate(documents)
+        check_document(document, index) for index, document in enumerate(documents)
     )
-    prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
     while batch := take(checked, characters):
-        short = [
-            document
-            for document in batch
-            if isinstance(document, str) and len(document) <= PIECE
-        ]
+        short = [text for text in batch if isinstance(text, str) and len(text) <= PIECE]
         encoded = iter(encode(tokenizer, short))
         for document in batch:
             if isinstance(document, Tensor):
                 yield document
                 continue
-            parts = [prefix]
-            for piece in (
-                [next(encoded)]
-                if len(document) <= PIECE
-                else _long(tokenizer, document)
-            ):
-                parts.append(torch.tensor(piece, dtype=torch.long))
-                if length is not None and sum(map(len, parts)) >= length:
+            is_long = len(document) > PIECE
+            pieces = _long(tokenizer, document) if is_long else [next(encoded)]
+            ids = array("q", [] if first is None else [first])
+            for piece in pieces:
+                ids.extend(piece)
+                if length is not None and len(ids) >= length:
                     break
-            yield torch.cat(parts)
+            yield torch.tensor(ids, dtype=torch.long)
 
 
 def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]:
@@ -286,9 +275,14 @@ def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list
 def encode(
     tokenizer: PreTrainedTokenizerBase | None, texts: list[str]
 ) -> list[list[int]]:
-    """Return the token ids of each text, without special tokens; none without a tokenizer."""
-    if tokenizer is None or not texts:
+    """Return the token ids of each text, without special tokens."""
+    if not texts:
         return []
+    if tokenizer is None:
+        raise RopepatchError(
+            "documents are text, but tokenizer is None",
+            hint="pass the model's tokenizer",
+        )
     try:  # verbose=False: no warning about texts longer than model_max_length
         encoded = tokenizer(
             texts, add_special_tokens=False, return_attention_mask=False, verbose=False
@@ -315,10 +309,3 @@ def _separator(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> int | Non
 
 def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     return tokenizer.bos_token_id if tokenizer is not None else None
-
-
-def _check_cut(length: int, count: int | None) -> None:
-    if length < 1 or (count is not None and count < 1):
-        raise RopepatchError(
-            f"length and count must be at least 1, got length {length}, count {count}"
-        )

@@ -46,7 +46,6 @@ class TokenStore:
     documents: Dataset  # a row of token ids each, mapped from files
     starts: Tensor  # of each document, and the end of the last, int64 [D + 1]
     short: int  # number of documents left out because they were too short
-    min_tokens: int = 1  # shorter documents were left out
 
     @classmethod
     def of(cls, name: str, *entries: Dataset) -> TokenStore:
@@ -60,7 +59,7 @@ class TokenStore:
         starts = np.concatenate([[0], kept]).cumsum()
         return cls(name, documents, torch.from_numpy(starts), len(lengths) - len(kept))
 
-    @cached_property
+    @property
     def _stream(self) -> Any:
         """The tokens of all documents, an Arrow array of int32."""
         import pyarrow.compute as pc
@@ -85,9 +84,8 @@ class TokenStore:
     def report(self) -> str:
         """One line with the numbers of documents, tokens and dropped short documents."""
         there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self))} tokens"
-        if not self.short:
-            return there
-        return f"{there}; {amount(self.short)} shorter than {self.min_tokens} tokens left out"
+        left_out = f"; {amount(self.short)} too short, left out" if self.short else ""
+        return there + left_out
 
     def first(self, tokens: int) -> TokenStore:
         """Return the first documents that together have that many tokens, or all if there are fewer."""
@@ -113,21 +111,11 @@ class TokenStore:
         """The number of tokens."""
         return int(self.starts[-1])
 
-    def __reduce__(self) -> tuple[Any, ...]:  # the files, without their tokens
-        return TokenStore, (
-            self.name,
-            self.documents,
-            self.starts,
-            self.short,
-            self.min_tokens,
-        )
-
 
 def default_cache() -> Path:
-    """Return ``$ROPEPATCH_CACHE/tokens``, or else `tokens` in the user's cache, ``~/.cache/ropepatch``."""
-    own, shared = os.environ.get("ROPEPATCH_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    folder = Path(own) if own else Path(shared or "~/.cache") / "ropepatch"
-    return folder.expanduser() / "tokens"
+    """Return ``$ROPEPATCH_CACHE/tokens``, or else ``~/.cache/ropepatch/tokens``."""
+    folder = os.environ.get("ROPEPATCH_CACHE", "~/.cache/ropepatch")
+    return Path(folder).expanduser() / "tokens"
 
 
 def tokenised(
@@ -153,7 +141,7 @@ def tokenised(
     key = key_of((*settings, tokenizer_digest(tokenizer), first_token(tokenizer)))[:24]
     documents = partial(_read, source, tokenizer, min_tokens, tokens)
     entry = cached(cache, _entry(cache, key, revision), documents, source.text)
-    store = replace(TokenStore.of(source.text, entry), min_tokens=min_tokens)
+    store = TokenStore.of(source.text, entry)
     if store.largest >= vocabulary:
         raise RopepatchError(
             f"{source.text} holds token id {store.largest}, expected 0 to {vocabulary - 1}",

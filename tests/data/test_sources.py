@@ -11,7 +11,6 @@ from hub_server import Hub, run_elsewhere, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ropepatch.data import sources
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.errors import RopepatchError
 
@@ -77,92 +76,37 @@ def test_a_byte_order_mark_is_dropped_only_at_the_beginning(tmp_path, suffix):
 # JSON lines
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json"])
-def test_each_json_line_gives_its_text_or_its_token_ids(tmp_path, suffix):
-    rows = [{"text": " one\n", "id": 1}, {"input_ids": [5, 6]}, {"text": "two"}]
-    assert read(write_lines(tmp_path / f"a.{suffix}", *rows)) == [
-        " one\n",
-        [5, 6],
-        "two",
-    ]
-
-
-def test_token_ids_are_used_only_where_the_named_field_is_missing(tmp_path):
+def test_each_json_line_gives_its_field_or_its_token_ids(tmp_path):
     largest = [0, 2**31 - 1]
-    rows = [
-        {"text": "a", "body": "b", "input_ids": [1]},
-        {"text": "a", "input_ids": largest},
-    ]
-    file = write_lines(tmp_path / "a.jsonl", *rows)
-    assert read(file, field="body") == ["b", largest]
-    assert read(file) == ["a", "a"]
-    assert read(file, field="input_ids") == [[1], largest]
-
-
-def test_blank_lines_and_empty_documents_are_dropped_and_json_texts_stay_whole(
-    tmp_path,
-):
-    lines = b'\xef\xbb\xbf\n{"text": ""}\r\n  \n{"text": " \\n"}\n{"input_ids": []}\n'
-    file = write(tmp_path / "a.jsonl", lines + b'{"text": "a<|endoftext|>b"}')
-    assert read(file) == ["a<|endoftext|>b"]
+    blank = b'\xef\xbb\xbf\n{"text": ""}\r\n  \n{"text": " \\n"}\n{"input_ids": []}\n'
+    rows = [{"text": " a<|endoftext|>b\n", "body": "c"}, {"input_ids": largest}]
+    for suffix in ("jsonl", "jsonl.gz", "json"):
+        file = write_lines(tmp_path / f"a.{suffix}", *rows)
+        assert read(file) == [" a<|endoftext|>b\n", largest]
+        assert read(file, field="body") == ["c", largest]
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    assert read(write(tmp_path / "b.jsonl", blank + lines)) == read(file)
 
 
 @pytest.mark.parametrize(
-    ("lines", "message", "hint"),
+    ("line", "message", "hint"),
     [
-        (
-            [b"text", b'{"text": "a"', b'{"text": "a"} {"text": "b"}', b"[" * 200_000],
-            " is not JSON",
-            "each line must be an object",
-        ),
-        ([b"null", b'"text"', b'["text"]'], " must be a JSON object, got", "such as"),
-        (
-            [b'{"title": "b", "body": "c"}'],
-            " has no field 'text', nor input_ids",
-            "it has ['title', 'body']",
-        ),
-        (
-            [b'{"text": null}', b'{"text": [1, "a"]}', b'{"text": [true]}'],
-            ": text must be a text or a list of token ids, got",
-            "name the field",
-        ),
+        (b'{"text": "a"', " is not JSON", "each line must be an object"),
+        (b"[" * 200_000, " is not JSON", "each line must be an object"),
+        (b'["text"]', " must be a JSON object, got", "such as"),
+        (b'{"body": "c"}', " has no field 'text', nor input_ids", "it has"),
+        (b'{"text": [1, "a"]}', ": text must be a text or a list", "name the field"),
+        (b'{"text": [true]}', ": text must be a text or a list", "name the field"),
     ],
-    ids=["no JSON", "no object", "no such field", "neither text nor token ids"],
 )
 def test_the_error_about_an_invalid_line_names_the_file_line_and_fault(
-    tmp_path, lines, message, hint
+    tmp_path, line, message, hint
 ):
-    for line in lines:
-        file = write(tmp_path / "a.jsonl", b'\n{"text": "fine"}\n' + line + b"\n")
-        with pytest.raises(
-            RopepatchError, match=rf"a\.jsonl, line 3{message}"
-        ) as caught:
-            read(file)
-        str(caught.value).encode()
-        assert caught.value.hint.startswith(hint)
-
-
-def test_the_error_about_half_a_surrogate_pair_names_its_line(tmp_path):
-    file = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n{"text": "\\ud83d"}\n')
-    with pytest.raises(
-        RopepatchError,
-        match=r"a\.jsonl, line 2: the text contains half of a surrogate pair",
-    ):
+    file = write(tmp_path / "a.jsonl", b'\n{"text": "fine"}\n' + line + b"\n")
+    place = rf"a\.jsonl, line 3{message}"
+    with pytest.raises(RopepatchError, match=place) as caught:
         read(file)
-    assert read(write(tmp_path / "b.jsonl", b'{"text": "\\ud83d\\ude00"}\n')) == [
-        "\U0001f600"
-    ]
-
-
-def test_the_error_about_a_table_whose_path_datasets_would_take_apart_names_it(
-    tmp_path,
-):
-    file = write(tmp_path / "zip::x.csv", b"text\na\n")
-    with pytest.raises(
-        RopepatchError,
-        match=r"datasets cannot read .*zip::x\.csv: its path contains ::",
-    ):
-        read(file)
+    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -196,36 +140,17 @@ def test_a_folder_gives_all_its_document_files_in_sorted_order(tmp_path):
 # missing sources
 
 
-ABSENT = [
-    "/no/where",
-    "./no",
-    "../where",
-    "nowhere",
-    "no/where/now",
-    "no/where.txt",
-    "no/a.jsonl.gz",
-    "no/",
-]
+ABSENT = ["/no/where", "../where", "nowhere", "no/where/now", "no/a.jsonl.gz", "no/"]
 ABSENT += [Path("owner/name")]  # a Path cannot be an id
 NO_NAMES = ["a" * 5000, "a\0b", "~nobody_of_that_name/a.txt"]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        *((name, f"no such file or folder: {name}") for name in ABSENT),
-        *((name, "cannot look for|no such file") for name in NO_NAMES),
-        ("", "the source is an empty name"),  # not the current folder
-    ],
-)
-def test_missing_paths_that_cannot_be_hub_ids_raise_an_error(
-    tmp_path, monkeypatch, source, message
-):
-    monkeypatch.chdir(write(tmp_path / "a.txt", b"text").parent)
+@pytest.mark.parametrize("source", ABSENT + NO_NAMES)
+def test_missing_paths_that_cannot_be_hub_ids_raise_an_error(source):
     for look in (stream_documents, local_files):
-        with pytest.raises(RopepatchError, match=message) as caught:
+        with pytest.raises(RopepatchError, match=r"no such file|cannot look") as caught:
             look(source)
-        assert "owner/name" in (caught.value.hint or "")
+        assert "owner/name" in caught.value.hint
 
 
 def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(
@@ -236,11 +161,6 @@ def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(
     (tmp_path / "owner" / "name").mkdir(parents=True)
     write(tmp_path / "owner" / "name" / "a.txt", b"local")
     assert read("owner/name") == read("~/owner/name/a.txt") == ["local"]
-    with pytest.raises(
-        RopepatchError,
-        match="owner/name is a path on this machine, which has no config",
-    ):
-        stream_documents("owner/name:config")
 
 
 # hostile input
@@ -249,40 +169,29 @@ def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # datasets leaves the file open
-@pytest.mark.parametrize("suffix", ["txt", "parquet", "arrow", "csv"])
+@pytest.mark.parametrize("suffix", ["txt", "parquet", "csv"])
 def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
     @settings(fuzzed, max_examples=100 if suffix == "txt" else 10)
     @given(st.binary(max_size=60), st.booleans())
     def check(content: bytes, packed: bool) -> None:
+        damaged = gzip.compress(content, mtime=0)[:-3]
         file = tmp_path / f"a.{suffix}"
-        file.write_bytes(
-            gzip.compress(content, mtime=0)[: -3 if content else None]
-            if packed
-            else content
-        )
+        file.write_bytes(damaged if packed else content)
         try:
             documents = read(file)
         except RopepatchError:
             return
-        assert documents
-        assert all(
-            isinstance(document, str) and document.strip() for document in documents
-        )
+        assert all(map(str.strip, documents))
 
     check()
     gc.collect()
 
 
-WHOLE = gzip.compress(b"one\n" * 1000, mtime=0)
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [b"one", WHOLE[:-3], WHOLE[:10] + b"\xff" * 20, WHOLE[:-8] + b"\0" * 8, WHOLE[:12]],
-)
-def test_a_damaged_gzip_file_raises_one_error(tmp_path, damaged):
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-3], lambda whole: whole[:12]])
+def test_a_damaged_gzip_file_raises_one_error(tmp_path, damage):
     write(tmp_path / "a.txt", b"one")
-    (tmp_path / "b.txt.gz").write_bytes(damaged)
+    whole = gzip.compress(b"one\n" * 1000, mtime=0)
+    (tmp_path / "b.txt.gz").write_bytes(damage(whole))
     with pytest.raises(RopepatchError, match=r"cannot read .*b\.txt\.gz"):
         read(tmp_path)
 
@@ -333,25 +242,14 @@ def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(
 # saved datasets and tables
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "expected"),
-    [
-        ({"text": ["one", "", "two"], "id": [1, 2, 3]}, {}, ["one", "two"]),
-        (
-            {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]},
-            {},
-            [[1, 2], [3]],
-        ),
-        ({"text": ["one"], "input_ids": [[1, 2]]}, {"field": "input_ids"}, [[1, 2]]),
-    ],
-    ids=["texts", "token ids", "the named field"],
-)
 def test_a_saved_dataset_gives_its_texts_or_token_ids_in_any_format(
-    tmp_path, dataset_of, columns, options, expected
+    tmp_path, dataset_of
 ):
-    form = "torch" if options else None
-    dataset_of(columns).with_format(form).save_to_disk(tmp_path / "set")
-    assert read(str(tmp_path / "set"), **options) == expected
+    for form in (None, "torch"):
+        columns = {"text": ["one", "", "two"], "input_ids": [[1, 2], [3], []]}
+        dataset_of(columns).with_format(form).save_to_disk(tmp_path / f"{form}")
+        assert read(tmp_path / f"{form}") == ["one", "two"]
+        assert read(tmp_path / f"{form}", field="input_ids") == [[1, 2], [3]]
 
 
 def test_errors_about_saved_datasets_name_the_missing_split_row_or_column(
@@ -361,57 +259,23 @@ def test_errors_about_saved_datasets_name_the_missing_split_row_or_column(
 
     splits = {name: dataset_of({"text": [name]}) for name in ("train", "test")}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "splits")
-    assert read(tmp_path / "splits") == ["test"]
     assert read(tmp_path / "splits", split="train") == ["train"]
     dataset_of({"text": ["one", None, "two"]}).save_to_disk(tmp_path / "set")
-    for name, options, message, hint in (
-        (
-            "splits",
-            {"split": "validation"},
-            "has no split 'validation'",
-            "it has train, test",
-        ),
-        (
-            "set",
-            {"field": "body"},
-            "row 0 has no field 'body', nor input_ids",
-            "it has ['text']",
-        ),
-        (
-            "set",
-            {},
-            "row 1: text must be a text or a list of token ids, got None",
-            "name the field",
-        ),
+    for name, options, message in (
+        ("splits", {"split": "dev"}, "has no split 'dev'"),
+        ("set", {"field": "body"}, "row 0 has no field 'body', nor input_ids"),
+        ("set", {}, "row 1: text must be a text or a list of token ids, got None"),
     ):
-        with pytest.raises(RopepatchError, match=f"{name}.* {message}") as caught:
+        with pytest.raises(RopepatchError, match=f"{name}.* {message}"):
             read(tmp_path / name, **options)
-        assert caught.value.hint.startswith(hint)
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "odd [1]*.parquet", "a.arrow"])
-def test_parquet_and_arrow_files_give_their_documents(tmp_path, dataset_of, name):
+def test_parquet_and_csv_files_give_the_named_column(tmp_path, dataset_of):
     table = dataset_of({"text": ["one", "two"], "id": [1, 2]})
-    if name == "a.arrow":
-        table.save_to_disk(tmp_path / "set")
-        (file,) = (tmp_path / "set").glob("*.arrow")
-        file.rename(tmp_path / name)
-    else:
-        table.to_parquet(tmp_path / name)
-    assert read(tmp_path / name) == ["one", "two"]
-
-
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # datasets leaves the file open
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_csv_and_tsv_files_give_the_named_column(tmp_path, name):
-    rows = 'id{0}story\n1{0}"one, and\nmore"\n2{0}\n3{0}NA\n'
-    write(tmp_path / name, rows.format("\t" if "tsv" in name else ",").encode())
-    assert read(tmp_path / name, field="story") == ["one, and\nmore", "NA"]
-    with pytest.raises(RopepatchError, match="has no field 'text'"):
-        read(tmp_path / name)
-    gc.collect()
+    table.to_parquet(tmp_path / "odd [1]*.parquet")
+    assert read(tmp_path / "odd [1]*.parquet") == ["one", "two"]
+    file = write(tmp_path / "a.csv", b'id,story\n1,"one, and\nmore"\n2,\n3,NA\n')
+    assert read(file, field="story") == ["one, and\nmore", "NA"]
 
 
 # the Hub
@@ -483,13 +347,3 @@ def test_a_hub_dataset_is_streamed_by_split_and_config_and_failures_raise_one_er
         assert result["hint"].startswith(
             "no such path is here; check id, config, split and network"
         )
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-@pytest.mark.parametrize("row", [b"\0" * 3000, b"word\n" * 600])
-def test_documents_above_the_size_limit_raise_an_error(
-    name, row, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(sources, "MAX_DOCUMENT", 1000)
-    with pytest.raises(RopepatchError, match="document of more than 1,000 characters"):
-        read(write(tmp_path / name, row))

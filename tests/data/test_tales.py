@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
 from tale_oracle import Assignments, Words
-from tokenization import train_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ropepatch.data.tiny.grammar import BOS, Sentence
+from ropepatch.data.tiny.grammar import BOS, SENTENCES, Sentence
 from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
@@ -150,12 +150,9 @@ def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(
     needle = f" {PASSKEY.needle.replace('{key}', key)}"
     assert text.startswith(PASSKEY.intro)
     assert text.count(needle) == 1
-    assert text.endswith(f" {PASSKEY.question} {key}")
-    rest = (
-        text.replace(needle, "")
-        .removeprefix(PASSKEY.intro)
-        .removesuffix(f" {PASSKEY.question} {key}")
-    )
+    question = " ".join(["", *PASSKEY.question, key])
+    assert text.endswith(question)
+    rest = text.replace(needle, "").removeprefix(PASSKEY.intro).removesuffix(question)
     assert (" " + " ".join(PASSKEY.filler * 20)).endswith(rest)
     with pytest.raises(
         RopepatchError, match="a passkey prompt of 66 tokens has no room"
@@ -164,56 +161,25 @@ def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(
     assert "the shortest takes 67 tokens" in caught.value.hint
 
 
-# Errors
+# What the probabilities need of the grammar and of the tokenizer
 
 
-def test_narrator_rejects_tokenizers_that_split_names_or_lack_a_bos_token(tokenizer):
-    with pytest.raises(
-        RopepatchError, match=r"splits '.*' so that one part tells something"
-    ) as caught:
-        Narrator(train_tokenizer([], vocab_size=258, model_max_length=256))  # bytes
-    assert "names in one token and digits one by one" in caught.value.hint
-    with pytest.raises(RopepatchError, match="no beginning-of-sequence token"):
-        Narrator(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer))
-
-
-@pytest.mark.parametrize(
-    ("sentences", "message"),
-    [
-        (  # the last digit determines the first
-            [
-                fact(
-                    "Chest red {value} is shut, and only {value} opens chest red.",
-                    1.0,
-                    "red",
-                    ["12", "21"],
-                )
-            ],
-            "splits '21' so that one part tells something",
-        ),
-        (
-            [
-                fact(
-                    "Anna said {value}re it is, and {value}re is Anna.",
-                    1.0,
-                    "Anna",
-                    ["the"],
-                )
-            ],
-            "does not split ' Anna said there it is",
-        ),
-        (
-            [
-                fact(f"Rain falls on the roofs{end}", 0.5, None)
-                for end in ("", " and on the road")
-            ],
-            "two sentences begin with ' Rain falls on the roofs'",
-        ),
-    ],
-    ids=["dependent codes", "joined with its value", "a longer one"],
-)
-def test_narrator_rejects_sentences_whose_probabilities_would_be_wrong(
-    tokenizer, sentences, message
+def test_the_tokens_of_a_value_are_independent_and_no_sentence_begins_another(
+    tokenizer,
 ):
-    with pytest.raises(RopepatchError, match=message):
-        Narrator(tokenizer, sentences)
+    heads = [sentence.text.partition(" {value}")[0] for sentence in SENTENCES]
+    tokens = sorted(tokenizer([f" {head}" for head in heads]).input_ids)
+    for one, two in pairwise(tokens):
+        assert two[: len(one)] != one
+    for values in {sentence.values for sentence in SENTENCES} - {()}:
+        split = [tokenizer.encode(f" {value}") for value in values]
+        columns = [set(column) for column in zip(*split, strict=True)]
+        assert math.prod(map(len, columns)) == len(values)
+
+
+def test_narrator_rejects_tokenizers_that_join_words_or_lack_a_bos_token(tokenizer):
+    joined = fact("Anna said {value}re, {value}re is Anna.", 1.0, "Anna", ["the"])
+    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    for arguments in ((tokenizer, [joined]), (without,)):
+        with pytest.raises(RopepatchError, match="does not split ' Anna"):
+            Narrator(*arguments)

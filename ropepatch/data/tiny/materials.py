@@ -28,10 +28,6 @@ def copies(narrator: Narrator, length: int, seed: int) -> Row:
     """Return concatenated random strings of varying length, each followed by its repetition."""
     draw = random.Random(seed)
     longest = (length - 3) // 2
-    if longest < SHORTEST_COPY:
-        raise RopepatchError(
-            f"a row of copies takes {2 * SHORTEST_COPY + 3} tokens, got {length}"
-        )
     ids: list[int] = []
     while len(ids) < length:
         half = draw.randint(SHORTEST_COPY, longest)

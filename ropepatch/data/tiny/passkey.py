@@ -22,14 +22,14 @@ class Words(NamedTuple):
         intro: The first sentences.
         filler: Sentences that are repeated in this order to fill the length.
         needle: The sentence with ``{key}``.
-        question: Ends before the key, without a space.
+        question: The question, and the answer before the key, without a space.
         digits: Number of digits of a key, drawn independently, so that keys may begin with 0.
     """
 
     intro: str
     filler: tuple[str, ...]
     needle: str
-    question: str
+    question: tuple[str, str]
     digits: int
 
 
@@ -43,7 +43,7 @@ PASSKEY = Words(
         "Nobody asks for the time.",
     ),
     needle="The pass key is {key}. Keep it well: {key} is the pass key.",
-    question="What is the pass key? The pass key is",
+    question=("What is the pass key?", "The pass key is"),
     digits=5,
 )
 
@@ -60,7 +60,7 @@ def passkey_prompt(
     parts = (
         *PASSKEY.filler,
         PASSKEY.needle.replace("{key}", key),
-        f"{PASSKEY.question} {key}",
+        " ".join([*PASSKEY.question, key]),
     )
     texts = [PASSKEY.intro, *(f" {text}" for text in parts)]
     intro, *filler, needle, end = tokenizer(texts, add_special_tokens=False).input_ids

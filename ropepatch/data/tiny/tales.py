@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ropepatch.data.texts import encode
 from ropepatch.data.tiny.grammar import SENTENCES, Sentence
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
@@ -82,28 +83,18 @@ class Narrator:
         self.tokenizer = tokenizer
         pools = {sentence.values for sentence in sentences}
         values = {pool: self._encode([f" {value}" for value in pool]) for pool in pools}
-        choices = {
+        self._choices = {
             pool: _Choice((tokens, 1.0) for tokens in values[pool]) for pool in pools
         }
-        heads, middles, tails = map(
-            self._encode, zip(*map(_parts, sentences), strict=True)
-        )
-        self._forms = [
-            _Form(
-                sentence.subject,
-                head,
-                middle,
-                tail,
-                values[sentence.values],
-                choices[sentence.values],
-            )
-            for sentence, head, middle, tail in zip(
-                sentences, heads, middles, tails, strict=True
-            )
-        ]
+        self._forms = []
+        for sentence in sentences:
+            head, middle, tail = self._encode(_parts(sentence))
+            form = _Form(sentence, head, middle, tail, values[sentence.values])
+            self._check(form)
+            self._forms.append(form)
         self._shares = [sentence.share for sentence in sentences]
+        heads = [form.head for form in self._forms]
         self._heads = _Choice(zip(heads, self._shares, strict=True))
-        self._check(sentences, values)
 
     def tale(self, length: int, seed: int) -> Tale:
         """Return the first ``length`` tokens of an endless story, with the beginning-of-sequence token."""
@@ -116,14 +107,17 @@ class Narrator:
             ids += form.head
             prior += self._heads.log_probs(form.head)
             distance += [0] * len(form.head)
-            if form.subject is None:
+            subject = form.sentence.subject
+            if subject is None:
                 continue
             here = len(ids)
-            value, last = values.get(form.subject) or (draw.choice(form.values), here)
-            values[form.subject] = value, here + len(value) + len(form.middle)
+            value, last = values.get(subject) or (draw.choice(form.values), here)
+            values[subject] = value, here + len(value) + len(form.middle)
             rest = form.middle + value + form.tail
             ids += value + rest
-            prior += form.choice.log_probs(value) + [0.0] * len(rest)
+            prior += self._choices[form.sentence.values].log_probs(value) + [0.0] * len(
+                rest
+            )
             distance += [here - last] * len(value) + [0] * len(rest)
         return Tale(
             torch.tensor(ids[:length]),
@@ -132,47 +126,20 @@ class Narrator:
         )
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
-        encoded = (
-            self.tokenizer(list(texts), add_special_tokens=False).input_ids
-            if texts
-            else []
-        )
-        return list(map(tuple, encoded))
+        return list(map(tuple, encode(self.tokenizer, list(texts))))
 
-    def _check(
-        self,
-        sentences: Sequence[Sentence],
-        values: Mapping[tuple[str, ...], list[Tokens]],
-    ) -> None:
-        """Raise an error if the tokenizer would change the probabilities of sentences."""
-        hint = "use a tokenizer with a beginning-of-sequence token, names in one token and digits one by one"
-        if self.tokenizer.bos_token_id is None:
+    def _check(self, form: _Form) -> None:
+        """Raise an error if the tokenizer does not split a sentence into its parts."""
+        value, tokens = "", form.head
+        if form.values:
+            value = form.sentence.values[0]
+            tokens += form.values[0] + form.middle + form.values[0] + form.tail
+        text = f" {form.sentence.text}".replace("{value}", value)
+        if self._encode([text]) != [tokens] or self.tokenizer.bos_token_id is None:
             raise RopepatchError(
-                "the tokenizer has no beginning-of-sequence token for a tale", hint=hint
+                f"the tokenizer does not split {text!r} into its words, after a beginning-of-sequence token",
+                hint="stories and their probabilities are for tiny; give a text",
             )
-        for sentence, form in zip(sentences, self._forms, strict=True):
-            value, tokens = (
-                (sentence.values[0], form.values[0]) if sentence.values else ("", ())
-            )
-            text = f" {sentence.text}".replace("{value}", value)
-            if self._encode([text]) != [form.tokens(tokens)]:
-                raise RopepatchError(
-                    f"the tokenizer does not split {text!r} into its words", hint=hint
-                )
-        for pool, split in values.items():
-            if not _independent(split):
-                longest = max(zip(map(len, split), pool, strict=True))[1]
-                raise RopepatchError(
-                    f"the tokenizer splits {longest!r} so that one part tells something about the other",
-                    hint=hint,
-                )
-        for head, following in pairwise(sorted(form.head for form in self._forms)):
-            if following[: len(head)] == head:
-                beginning = self.tokenizer.decode(list(head))
-                raise RopepatchError(
-                    f"two sentences begin with {beginning!r}",
-                    hint="let them differ there",
-                )
 
 
 class _Choice:
@@ -195,31 +162,14 @@ class _Choice:
 class _Form:
     """A sentence in tokens: head, value, middle, value, tail; only the head if it states no fact."""
 
-    subject: str | None
+    sentence: Sentence
     head: Tokens
     middle: Tokens
     tail: Tokens
     values: Sequence[Tokens]
-    choice: _Choice  # of the value
-
-    def tokens(self, value: Tokens) -> Tokens:
-        return self.head + value + self.middle + value + self.tail
 
 
-def _parts(sentence: Sentence) -> tuple[str, str, str]:
+def _parts(sentence: Sentence) -> list[str]:
     """Return the text before, between and after the two values, without the space before each."""
-    before, middle, after = (
-        f" {sentence.text}".split(" {value}")
-        if sentence.values
-        else (f" {sentence.text}", "", "")
-    )
-    return before, middle, after
-
-
-def _independent(values: Sequence[Tokens]) -> bool:
-    """Return whether the tokens of a value are independent: every combination is a value."""
-    columns = [set(column) for column in zip(*values, strict=False)]
-    alike = all(len(value) == len(columns) for value in values)
-    return not values or (
-        alike and math.prod(map(len, columns)) == len(set(values)) == len(values)
-    )
+    parts = f" {sentence.text}".split(" {value}")
+    return parts if sentence.values else [*parts, "", ""]

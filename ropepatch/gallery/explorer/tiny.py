@@ -113,7 +113,7 @@ def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
         ]
         stop, (question,) = haystack.stops[length], haystack.asked[length]
         key = tokenizer.decode(question.answer).strip()
-        (needle,) = writer.follow([f" {PASSKEY.needle.replace('{key}', key)}"])
+        needle = writer.follow(f" {PASSKEY.needle.replace('{key}', key)}")
         yield {
             "length": length,
             "depth": depth,
