@@ -371,7 +371,7 @@ def most_probable(log_probs: Tensor, name: str, digits: int = 16) -> list[Top]:
     if not log_probs.isfinite().any(-1).all():
         raise RopepatchError(
             f"{name} computes logits that are NaN or infinite",
-            hint="run `ropepatch.diagnose(model)` to check its RoPE",
+            hint="load the model anew; `ropepatch doctor` checks its weights",
         )
     values, ids = log_probs.topk(min(TOP, log_probs.shape[1]))
     return [
