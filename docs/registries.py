@@ -22,13 +22,16 @@ from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan
+from ropepatch.files import read_json
 from ropepatch.model.architectures import (
     GGUF_FACTORS,
     GGUF_FREQS,
     GGUF_GLOBAL,
     GGUF_PLAIN,
+    published,
     was_run,
 )
+from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import (
     blueprint,
     head_dim_of,
@@ -50,7 +53,7 @@ from ropepatch.settings import (
 )
 from ropepatch.training import recipe as sections
 from ropepatch.training.adapter import Weights
-from ropepatch.training.forecast import published_config, training_cost
+from ropepatch.training.forecast import training_cost
 from ropepatch.training.recipe import Lora, Recipe, read_recipe
 
 PRESETS = json.loads(
@@ -292,6 +295,14 @@ GPUS = {
 }  # gigabytes
 # The share that a training may take by the estimate, which knows no fragments
 ROOM = 0.85
+
+
+@cache
+def published_config(model: str) -> dict[str, Any] | None:
+    """The config.json of a model that bundled recipes are for; None for others."""
+    if model == "tiny":
+        return read_json(TINY / "config.json")
+    return published().get(model)
 
 
 @cache

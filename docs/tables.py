@@ -39,7 +39,7 @@ import registries
 import remappings_study
 import short_tables
 from measured import RESULTS, result
-from registries import DescribedSchema
+from registries import DescribedSchema, published_config
 
 import ropepatch
 from ropepatch.evaluation.comparisons import BASELINE
@@ -47,9 +47,8 @@ from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.model.architectures import ENGINE_TYPES as FACTS
-from ropepatch.report.plots.lines import figures
+from ropepatch.report.plots import figures
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
-from ropepatch.training.forecast import published_config
 from ropepatch.training.recipe import Recipe
 
 Make = Callable[[], str]

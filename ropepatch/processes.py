@@ -149,7 +149,7 @@ def join(device: str | None = None) -> Processes:
     if not distributed.is_initialized():
         raise RopepatchError(
             f"accelerate counts {state.num_processes} where {started} processes were started",
-            hint="without GPUs it has no FSDP: start them by torchrun, or with DeepSpeed",
+            hint="without GPUs it has no FSDP: start them by torchrun",
         )
     if not joined:
         atexit.register(_leave, state)

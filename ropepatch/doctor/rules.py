@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 
 from ropepatch.doctor.findings import (
+    CONFIG,
     TOKENIZER,
     Edit,
     Finding,
     Keys,
+    Look,
+    Problem,
     Rule,
+    Severity,
     edited,
     has_errors,
     shown,
-    value_at,
 )
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.model.architectures import (
@@ -47,6 +50,7 @@ from ropepatch.model.config import (
     Config,
     blueprint,
     default_theta,
+    differs_by_layer,
     dual_chunk_original,
     find_rotary,
     generates,
@@ -129,10 +133,8 @@ class Stated(NamedTuple):
         return positive(self.values.get(key))
 
 
-def _by_layer(whole: Any, path: Keys = ()) -> list[Stated]:
-    """Return one object of RoPE parameters, those of each layer type, or nothing."""
-    if not isinstance(whole, dict):
-        return []
+def _by_layer(whole: dict[str, Any], path: Keys = ()) -> list[Stated]:
+    """Return one object of RoPE parameters, or those of each layer type."""
     layers = {key: value for key, value in whole.items() if isinstance(value, dict)}
     if layers and not whole.keys() & {"rope_type", "type", "factor"}:
         return [
@@ -158,6 +160,16 @@ class Facts:
         """The content of config.json."""
         return self.config.raw
 
+    def with_edits(self, edits: Iterable[Edit]) -> Facts:
+        """Return the same files after edits."""
+        raw, tokenizer = self.raw, self.tokenizer
+        for edit in edits:
+            if edit.file == TOKENIZER:
+                tokenizer = edited(tokenizer, edit.path, edit.value)
+            else:
+                raw = edited(raw, edit.path, edit.value)
+        return Facts(Config(raw), tokenizer)
+
     # As it is written
 
     @cached_property
@@ -180,15 +192,21 @@ class Facts:
         """The architecture, as transformers names it."""
         return str(self.text.get("model_type", self.raw.get("model_type")))
 
+    def _objects(self, name: str) -> list[Stated]:
+        whole = self.text.get(name)
+        if not isinstance(whole, dict):
+            return []
+        return _by_layer(whole, (*self.prefix, name))
+
     @cached_property
     def newer(self) -> list[Stated]:
         """The objects in rope_parameters, which only transformers 5 writes."""
-        return _by_layer(self.text.get(NEWER), self.top(NEWER))
+        return self._objects(NEWER)
 
     @cached_property
     def older(self) -> list[Stated]:
         """The objects in rope_scaling."""
-        return _by_layer(self.text.get(OLDER), self.top(OLDER))
+        return self._objects(OLDER)
 
     @property
     def objects(self) -> list[Stated]:
@@ -222,6 +240,13 @@ class Facts:
         """Return the path of a key of the language model."""
         return (*self.prefix, key)
 
+    def value(self, path: Keys) -> Any:
+        """Return the value at a path of config.json; None if missing."""
+        value: Any = self.raw
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
     # As transformers reads it
 
     @cached_property
@@ -235,7 +260,8 @@ class Facts:
     @cached_property
     def scalings(self) -> list[Stated]:
         """The RoPE parameters of each layer type."""
-        return _by_layer(getattr(self.read, "rope_parameters", None) or None)
+        every = getattr(self.read, "rope_parameters", None)
+        return _by_layer(every) if every else []
 
     def scaled(self, *kinds: str) -> list[Stated]:
         """Return the RoPE parameters of some rope types."""
@@ -258,19 +284,33 @@ class Facts:
         window = getattr(self.read, "max_position_embeddings", None)
         return window if type(window) is int and window > 0 else None
 
+    @property
+    def reach(self) -> int | None:
+        """The context length of the scaled model: factor x original length if that was not written."""
+        if self.window is None:
+            return None
+        reaches = [float(self.window)]
+        for rope in self.scaled("yarn", "longrope", "linear"):
+            factor, original = rope.number("factor"), rope.number(ORIGINAL)
+            if factor and rope.kind == "linear":
+                longer = stated_window(self.window, factor, self.text.get(SEQUENCE))
+                reaches.append(longer or 0)
+            elif factor and original and self.window <= LEFT_BEHIND * original:
+                reaches.append(factor * original)
+        return int(max(reaches))
 
-# In the order of this file; the last is asked without errors
-Look = Callable[[Facts], Iterable[Finding]]
-RULES: dict[Look, Rule] = {}
+
+RULES: list[Rule] = []  # in the order of this file; the last is asked without errors
 
 
 def rule(
-    code: str, severity: str, why: str, thread: str, *, plans: bool = False
+    code: str, severity: Severity, why: str, thread: str, *, plans: bool = False
 ) -> Callable[[Look], Look]:
     """Add a rule; see `Rule`."""
 
     def add(look: Look) -> Look:
-        RULES[look] = Rule(code, severity, why, thread, plans)
+        address = f"https://github.com/{thread}" if thread else ""
+        RULES.append(Rule(code, severity, why, address, look, plans))
         return look
 
     return add
@@ -286,7 +326,7 @@ def rule(
     "unslothai/unsloth/pull/7028",
     plans=True,
 )
-def lost_theta(facts: Facts) -> Iterator[Finding]:
+def lost_theta(facts: Facts) -> Iterator[Problem]:
     """A RoPE base that is null, missing, or missing where programs expect it."""
     key, text = facts.theta_key, facts.text
     top = facts.top(key)
@@ -304,11 +344,12 @@ def lost_theta(facts: Facts) -> Iterator[Finding]:
         return
     if facts.older and inside and inside != DEFAULT_THETA:
         within = any(number(rope.values.get("rope_theta")) for rope in facts.older)
-        yield Finding(
+        readers = "transformers 4 and mlx-lm" if within else "transformers and mlx-lm"
+        yield Problem(
             top,
-            f"rope_theta ({plain(inside)}) is not at the top level, where other programs expect it",
+            f"rope_theta ({plain(inside)}) is not at the top level, where {readers} expect it",
             f"write rope_theta {plain(inside)} next to rope_scaling",
-            edits=(Edit(top, inside),),
+            edits=(Edit(CONFIG, top, inside),),
             severity="warning" if within else "error",
         )
     if not facts.newer and not inside:
@@ -319,16 +360,16 @@ def lost_theta(facts: Facts) -> Iterator[Finding]:
 
 def _no_theta(
     path: Keys, known: float | None, *, is_null: bool, is_scaled: bool
-) -> Finding:
+) -> Problem:
     is_error = is_null or (is_scaled and known is None)
     remedy = "write the base from the model's card or its original config.json"
     if known is not None:
         remedy = f"write {plain(known)}, as stated elsewhere"
-    return Finding(
+    return Problem(
         path,
         f"{'.'.join(path)} is {'null' if is_null else 'missing'}",
         remedy,
-        edits=() if known is None else (Edit(path, known),),
+        edits=() if known is None else (Edit(CONFIG, path, known),),
         severity="error" if is_error else "warning",
     )
 
@@ -339,14 +380,15 @@ def _no_theta(
     "programs use different keys, so they compute different models",
     "vllm-project/vllm/pull/28542",
 )
-def contradictions(facts: Facts) -> Iterator[Finding]:
+def contradictions(facts: Facts) -> Iterator[Problem]:
     """Two keys with contradicting values."""
     for one, first, other, second in _stated_twice(facts):
         if first != second:
-            yield Finding(
+            yield Problem(
                 one,
                 f"{'.'.join(one)} is {shown(first)} and {'.'.join(other)} is {shown(second)}",
                 "set both to the value that the model was trained with, or drop the wrong one",
+                value=first,
             )
 
 
@@ -392,7 +434,7 @@ def _in_both(old: Stated, new: Stated) -> Iterator[tuple[Keys, Any, Keys, Any]]:
     "these programs silently apply no scaling and a default base, mostly 10000",
     "deepspeedai/DeepSpeed/pull/8345",
 )
-def only_newer_keys(facts: Facts) -> Iterator[Finding]:
+def only_newer_keys(facts: Facts) -> Iterator[Problem]:
     """RoPE parameters that older programs do not support, where they would take other values."""
     unseen = [rope for rope in facts.newer if _is_unseen(facts, rope)]
     readers = needing_older_keys(str(facts.raw.get("model_type")), facts.model_type)
@@ -402,10 +444,11 @@ def only_newer_keys(facts: Facts) -> Iterator[Finding]:
         readers = [reader for reader in readers if reader != "transformers 4.x"]
     if unseen and readers:
         kinds = ", ".join(dict.fromkeys(str(rope.kind) for rope in unseen))
-        yield Finding(
+        do_not = "do not" if len(readers) > 1 else "does not"
+        yield Problem(
             facts.top(NEWER),
             f"the RoPE parameters ({kinds}) are only in rope_parameters, which {' and '.join(readers)} "
-            "cannot read",
+            f"{do_not} support",
             "add the older keys with the same values",
             edits=_older_keys(facts),
         )
@@ -456,7 +499,7 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     is_judged = is_known(facts.raw.get("model_type")) or rope.layer is not None
     if is_judged and not has_same_rope(facts.raw, after):
         return ()
-    return tuple(Edit(facts.top(key), value) for key, value in older.items())
+    return tuple(Edit(CONFIG, facts.top(key), value) for key, value in older.items())
 
 
 def has_same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -487,7 +530,7 @@ def _without_type(parameters: Any) -> Any:
     "vllm-project/vllm/pull/56446",
     plans=True,
 )
-def unknown_types(facts: Facts) -> Iterator[Finding]:
+def unknown_types(facts: Facts) -> Iterator[Problem]:
     """A rope type that transformers does not have."""
     for rope in facts.objects:
         kind = rope.kind
@@ -498,11 +541,13 @@ def unknown_types(facts: Facts) -> Iterator[Finding]:
             name, ("", f"use one of {', '.join(sorted(KNOWN_TYPES))}")
         )
         stated = [key for key in ("rope_type", "type") if key in rope.values]
-        yield Finding(
+        yield Problem(
             (*rope.path, stated[0]),
             f"transformers has no rope_type {shown(kind)}",
             remedy,
-            edits=tuple(Edit((*rope.path, key), meant) for key in stated if meant),
+            edits=tuple(
+                Edit(CONFIG, (*rope.path, key), meant) for key in stated if meant
+            ),
         )
 
 
@@ -513,7 +558,7 @@ def unknown_types(facts: Facts) -> Iterator[Finding]:
     "lightseekorg/TorchSpec/pull/103",
     plans=True,
 )
-def ignored_scaling(facts: Facts) -> Iterator[Finding]:
+def ignored_scaling(facts: Facts) -> Iterator[Problem]:
     """A factor without a type, or of the type default."""
     for rope in facts.objects:
         given = [
@@ -521,11 +566,49 @@ def ignored_scaling(facts: Facts) -> Iterator[Finding]:
         ]
         if given and rope.kind in (None, "default"):
             is_missing = "missing" if rope.kind is None else "default"
-            yield Finding(
+            yield Problem(
                 (*rope.path, "rope_type"),
                 f"rope_type is {is_missing}, so {given[0]} = {shown(rope.values[given[0]])} is ignored",
                 "write the rope_type that the model was trained with, or drop the factor",
+                value=rope.kind,
             )
+
+
+@rule(
+    "head-dim-null",
+    "error",
+    "transformers 5 raises a TypeError",
+    "HabanaAI/vllm-fork/pull/1294",
+    plans=True,
+)
+def null_head_dim(facts: Facts) -> Iterator[Problem]:
+    """A missing head size, under a type that needs it."""
+    kinds = [
+        rope.kind
+        for rope in facts.objects
+        if rope.kind in ("yarn", "longrope", "dynamic")
+    ]
+    if not kinds or differs_by_layer(facts.read):
+        return
+    stated = facts.text.get("head_dim", "missing")
+    read = facts.read
+    size = stated if read is None else getattr(read, "head_dim", "missing")
+    if size is not None:
+        return
+    path = facts.top("head_dim")
+    hidden, heads = (
+        positive(facts.text.get(key)) for key in ("hidden_size", "num_attention_heads")
+    )
+    edits: tuple[Edit, ...] = ()
+    if hidden and heads and hidden >= heads:
+        edits = (Edit(CONFIG, path, int(hidden // heads)),)
+    is_missing = "null" if stated is None else "missing"
+    yield Problem(
+        path,
+        f"head_dim is {is_missing}, but rope_type {kinds[0]} needs it",
+        "write hidden_size / num_attention_heads, the meaning of null",
+        edits=edits,
+    )
 
 
 @rule(
@@ -535,7 +618,7 @@ def ignored_scaling(facts: Facts) -> Iterator[Finding]:
     "deepseek-ai/DeepSeek-R1/issues/684",
     plans=True,
 )
-def unread_keys(facts: Facts) -> Iterator[Finding]:
+def unread_keys(facts: Facts) -> Iterator[Problem]:
     """A maker's key of YaRN that transformers does not read, and other programs do."""
     for rope in facts.scaled("yarn"):
         factor, stated = rope.number("factor"), rope.number("attention_factor")
@@ -550,11 +633,12 @@ def unread_keys(facts: Facts) -> Iterator[Finding]:
             if key.startswith("mscale") and (has_both or stated):
                 continue
             product = f" ({a * value:.4f})" if key == "attn_factor" and value else ""
-            yield Finding(
+            yield Problem(
                 facts.at(key, rope.layer),
                 f"transformers does not read {key}: it computes an attention factor of {a:.4f}; "
                 f"{reader}{product}",
                 f"write the attention_factor that the model was trained with, and drop {key}",
+                value=value,
             )
 
 
@@ -565,20 +649,29 @@ def unread_keys(facts: Facts) -> Iterator[Finding]:
     "deepseek-ai/DeepSeek-R1/issues/684",
     plans=True,
 )
-def small_attention_factors(facts: Facts) -> Iterator[Finding]:
+def small_attention_factors(facts: Facts) -> Iterator[Problem]:
     """An attention factor below one, although the context grew."""
     for rope in facts.scaled("yarn", "longrope"):
         a = number(rope.values.get("attention_factor"))
-        if a is not None and a < 1 < (rope.number("factor") or 2):
+        if a is not None and a < 1 and _growth(facts, rope) > 1:
             remedy = "drop the key"
             if a > 0:
                 remedy = f"write {1 / a:.6g} unless the model was trained so"
-            yield Finding(
+            yield Problem(
                 facts.at("attention_factor", rope.layer),
                 f"attention_factor is {a:g}, below 1, although the context grew: it multiplies the logits by "
                 f"{a * a:.3g}",
                 remedy,
+                value=a,
             )
+
+
+def _growth(facts: Facts, rope: Stated) -> float:
+    """Return how many times longer the scaled context is than the original one."""
+    original = rope.number(ORIGINAL)
+    if factor := rope.number("factor"):
+        return factor
+    return facts.window / original if facts.window and original else 1.0
 
 
 @rule(
@@ -587,14 +680,15 @@ def small_attention_factors(facts: Facts) -> Iterator[Finding]:
     "llama.cpp, TGI, mlx-lm, and transformers 5 by layer type, use other frequencies",
     "vllm-project/vllm/pull/28244",
 )
-def open_ramps(facts: Facts) -> Iterator[Finding]:
+def open_ramps(facts: Facts) -> Iterator[Problem]:
     """`truncate: false`, which not every program supports."""
     for rope in facts.scaled("yarn"):
         if rope.values.get("truncate") is False:
-            yield Finding(
+            yield Problem(
                 facts.at("truncate", rope.layer),
                 "truncate is false, which some engines ignore",
                 "serve the model with transformers, vLLM or SGLang, or save the same frequencies as longrope",
+                value=False,
                 severity="remark" if facts.model_type in OPEN_RAMP else "warning",
             )
 
@@ -605,14 +699,15 @@ def open_ramps(facts: Facts) -> Iterator[Finding]:
     "keys cached before the switch keep the old rotation",
     "huggingface/transformers/issues/25104",
 )
-def switching(facts: Facts) -> Iterator[Finding]:
+def switching(facts: Facts) -> Iterator[Problem]:
     """Frequencies that change while the KV cache has keys rotated by the old ones."""
     for rope in facts.scaled("dynamic"):
         if "alpha" not in rope.values:
-            yield Finding(
+            yield Problem(
                 facts.at("rope_type", rope.layer),
                 f"beyond {facts.window} tokens the frequencies change with the sequence length",
                 "use a static scaling: ropepatch extend with another method",
+                value="dynamic",
             )
     for rope in facts.scaled("longrope"):
         short, long = (rope.values.get(name) for name in LISTS)
@@ -623,10 +718,11 @@ def switching(facts: Facts) -> Iterator[Finding]:
         text = f"at {switch} tokens the frequencies switch from short_factor to long_factor"
         if rebuilt:
             text += "; generate() of this architecture rebuilds the cache there"
-        yield Finding(
+        yield Problem(
             facts.at("rope_type", rope.layer),
             text,
             "set both lists to the one for your prompt lengths, or keep all prompts on one side",
+            value="longrope",
             severity="remark" if rebuilt else "warning",
         )
 
@@ -641,7 +737,7 @@ def switching(facts: Facts) -> Iterator[Finding]:
     "hiyouga/LlamaFactory/pull/8101",
     plans=True,
 )
-def lost_original(facts: Facts) -> Iterator[Finding]:
+def lost_original(facts: Facts) -> Iterator[Problem]:
     """A type that needs the original context length, without it."""
     for rope in facts.objects:
         if rope.kind not in WITH_ORIGINAL:
@@ -656,7 +752,7 @@ def lost_original(facts: Facts) -> Iterator[Finding]:
                     f": {plain(facts.window / factor)} if max_position_embeddings is "
                     "the extended length"
                 )
-            yield Finding(
+            yield Problem(
                 (*rope.path, ORIGINAL),
                 f"{rope.kind} scaling without {ORIGINAL}",
                 remedy,
@@ -670,7 +766,7 @@ def lost_original(facts: Facts) -> Iterator[Finding]:
     "huggingface/transformers/issues/38224",
     plans=True,
 )
-def contradicting_lengths(facts: Facts) -> Iterator[Finding]:
+def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
     """A context length below the original one, or above factor x original length."""
     for rope, factor, original, window in _lengths(facts):
         text, ratio = "", window / original
@@ -686,7 +782,7 @@ def contradicting_lengths(facts: Facts) -> Iterator[Finding]:
             remedy = (
                 "use the factor and original length that the model was trained with"
             )
-            yield Finding(facts.at("factor", rope.layer), text, remedy)
+            yield Problem(facts.at("factor", rope.layer), text, remedy, value=factor)
 
 
 @rule(
@@ -695,17 +791,18 @@ def contradicting_lengths(facts: Facts) -> Iterator[Finding]:
     "Qwen and others document it so; a program that uses it as limit never scales",
     "sgl-project/sglang/issues/2108",
 )
-def window_left_behind(facts: Facts) -> Iterator[Finding]:
+def window_left_behind(facts: Facts) -> Iterator[Problem]:
     """A scaling whose length max_position_embeddings does not state."""
     for rope, factor, original, window in _lengths(facts):
         was_raised = not 1 - ROUNDING <= window / original <= LEFT_BEHIND
         is_short = factor * original > window * (1 + ROUNDING)
         if _decides(rope) and is_short and not was_raised:
             reach = plain(factor * original)
-            yield Finding(
+            yield Problem(
                 facts.top("max_position_embeddings"),
                 f"max_position_embeddings is {window}, factor x original length is {reach}",
                 f"write {reach}, or pass the longer context length to the engine",
+                value=window,
             )
 
 
@@ -733,7 +830,7 @@ def _decides(rope: Stated) -> bool:
     "right for Vicuna and LongChat; deepseek-coder states the extended length",
     "NVIDIA-NeMo/Safe-Synthesizer/pull/623",
 )
-def multiplied_length(facts: Facts) -> Iterator[Finding]:
+def multiplied_length(facts: Facts) -> Iterator[Problem]:
     """Linear scaling whose stated length vLLM multiplies by the factor."""
     for rope in facts.scaled("linear"):
         factor, window = rope.number("factor"), facts.window
@@ -743,11 +840,12 @@ def multiplied_length(facts: Facts) -> Iterator[Finding]:
         if stated and stated > window:
             continue  # unambiguous, and vLLM uses the right one
         longer = plain(window * factor)
-        yield Finding(
+        yield Problem(
             facts.at("factor", rope.layer),
             f"vLLM uses max_position_embeddings x factor = {longer} as context length",
             f"if {window} is the extended length, pass --max-model-len {window} to vLLM; or state the length "
             f'in config.json: "{SEQUENCE}": {window} or {longer}',
+            value=factor,
         )
 
 
@@ -757,15 +855,16 @@ def multiplied_length(facts: Facts) -> Iterator[Finding]:
     "a factor computed from all of it is smaller than the authors' factor",
     "QwenLM/Qwen3/issues/1424",
 )
-def length_with_room(facts: Facts) -> Iterator[Finding]:
+def length_with_room(facts: Facts) -> Iterator[Problem]:
     """A context length above the one that published models of this type were trained on."""
     if facts.read is None or facts.is_scaled:
         return
     if trained := trained_on(facts.read):
-        yield Finding(
+        yield Problem(
             facts.top("max_position_embeddings"),
             f"published models of this type state {facts.window} tokens but were trained on {trained}",
             f"extend it with {argument('original', trained)}",
+            value=facts.window,
         )
 
 
@@ -776,7 +875,7 @@ def length_with_room(facts: Facts) -> Iterator[Finding]:
     "huggingface/sentence-transformers/issues/2738",
     plans=True,
 )
-def raised_length(facts: Facts) -> Iterator[Finding]:
+def raised_length(facts: Facts) -> Iterator[Problem]:
     """A context length above that of published models of the same shape, without a scaling."""
     if facts.read is None or facts.is_scaled or facts.window is None:
         return
@@ -786,11 +885,12 @@ def raised_length(facts: Facts) -> Iterator[Finding]:
     original, published = known.length, f"{known.length} tokens"
     if known.trained:
         original, published = known.trained, f"{published} (trained on {known.trained})"
-    yield Finding(
+    yield Problem(
         facts.top("max_position_embeddings"),
         f"published models of this shape ({known.name}) have {published}; {facts.window} without a scaling: "
         "raised by hand?",
         f"extend the original model, or name its length: {argument('original', original)}",
+        value=facts.window,
     )
 
 
@@ -801,7 +901,7 @@ def raised_length(facts: Facts) -> Iterator[Finding]:
     "unslothai/unsloth/pull/7028",
     plans=True,
 )
-def lost_llama3(facts: Facts) -> Iterator[Finding]:
+def lost_llama3(facts: Facts) -> Iterator[Problem]:
     """A long Llama 3 without the scaling that it was trained with."""
     is_llama = facts.model_type == "llama"
     is_llama_3 = is_llama and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
@@ -810,7 +910,7 @@ def lost_llama3(facts: Facts) -> Iterator[Finding]:
     others = facts.scaled("default", "linear", "dynamic")
     if is_llama_3 and is_long and has_base and others:
         scaling = others[0].kind
-        yield Finding(
+        yield Problem(
             facts.at("rope_type"),
             f"Llama 3 at {facts.window} tokens was trained with rope_type llama3; this one has {scaling}",
             "copy rope_scaling from the original config.json, and extend that",
@@ -824,18 +924,19 @@ def lost_llama3(facts: Facts) -> Iterator[Finding]:
     "arcee-ai/mergekit/issues/667",
     plans=True,
 )
-def unpublished_theta(facts: Facts) -> Iterator[Finding]:
+def unpublished_theta(facts: Facts) -> Iterator[Problem]:
     """A RoPE base below that of similar published models."""
     vocabulary = positive(facts.text.get("vocab_size"))
     if facts.theta is None or vocabulary is None or facts.window is None:
         return
     known = published_base(facts.model_type, int(vocabulary), facts.window)
     if known and facts.theta < known[0]:
-        yield Finding(
+        yield Problem(
             facts.at("rope_theta"),
             f"rope_theta is {plain(facts.theta)}; {known[1]}, of the same type and vocabulary, has "
             f"{plain(known[0])}",
             "check the base on the model's card; Qwen2.5-Math and its derivatives have 10000",
+            value=facts.theta,
         )
 
 
@@ -845,11 +946,11 @@ def unpublished_theta(facts: Facts) -> Iterator[Finding]:
     "SGLang and vLLM build it before they look at a scaling, which they then ignore",
     "sgl-project/sglang/pull/9032",
 )
-def dual_chunks(facts: Facts) -> Iterator[Finding]:
+def dual_chunks(facts: Facts) -> Iterator[Problem]:
     """Dual chunk attention, which transformers ignores."""
     original = None if facts.read is None else dual_chunk_original(facts.read)
     if original:
-        yield Finding(
+        yield Problem(
             facts.top(DUAL_CHUNK),
             f"transformers ignores it: the model was trained on {original} tokens, and its attention up to "
             f"{facts.window} tokens is vLLM's and SGLang's",
@@ -863,20 +964,17 @@ def dual_chunks(facts: Facts) -> Iterator[Finding]:
     "the tokenizer truncates texts there if truncation is on, and else warns",
     "waybarrios/vllm-mlx/pull/626",
 )
-def tokenizer_behind(facts: Facts) -> Iterator[Finding]:
+def tokenizer_behind(facts: Facts) -> Iterator[Problem]:
     """A tokenizer that truncates or warns below the context length."""
     limit = positive(facts.tokenizer.get("model_max_length"))
-    reach = facts.window or 0
-    for rope, factor, original, window in _lengths(facts):
-        if _decides(rope) and window <= LEFT_BEHIND * original:
-            reach = max(reach, int(factor * original))
-    if limit and limit < reach:
+    if limit and facts.reach and limit < facts.reach:
         path = ("model_max_length",)
-        yield Finding(
+        yield Problem(
             path,
-            f"model_max_length is {plain(limit)}, below the context length of {reach}",
-            f"write {reach}",
-            edits=(Edit(path, reach, TOKENIZER),),
+            f"model_max_length is {plain(limit)}, below the context length of {facts.reach}",
+            f"write {facts.reach}",
+            value=facts.tokenizer["model_max_length"],
+            edits=(Edit(TOKENIZER, path, facts.reach),),
             file=TOKENIZER,
         )
 
@@ -890,12 +988,12 @@ def tokenizer_behind(facts: Facts) -> Iterator[Finding]:
     "ropepatch extends causal language models",
     "vllm-project/vllm/pull/19260",
 )
-def no_language_model(facts: Facts) -> Iterator[Finding]:
+def no_language_model(facts: Facts) -> Iterator[Problem]:
     """A class without a language model head: a classifier, a reranker or an embedding model."""
     kind = None if facts.read is None else stated_class(facts.config.whole)
     if kind:
         text = f"architectures names {kind.__name__}, which has no language model head"
-        yield Finding(("architectures",), text, "none needed")
+        yield Problem(("architectures",), text, "none needed")
 
 
 @rule(
@@ -904,12 +1002,12 @@ def no_language_model(facts: Facts) -> Iterator[Finding]:
     "only config.json could be checked, not the frequencies",
     "vllm-project/vllm/pull/56446",
 )
-def not_in_transformers(facts: Facts) -> Iterator[Finding]:
+def not_in_transformers(facts: Facts) -> Iterator[Problem]:
     """An architecture that the installed transformers does not have."""
     model_type = facts.raw.get("model_type")
     if facts.config.kind == "stock" and not is_known(model_type):
         text = f"transformers has no model_type {shown(model_type)}"
-        yield Finding(("model_type",), text, "none needed")
+        yield Problem(("model_type",), text, "none needed")
 
 
 @rule(
@@ -918,13 +1016,17 @@ def not_in_transformers(facts: Facts) -> Iterator[Finding]:
     "transformers rejects it on purpose: the stated RoPE is not the model's",
     "",
 )
-def needs_ropepatch(facts: Facts) -> Iterator[Finding]:
+def needs_ropepatch(facts: Facts) -> Iterator[Problem]:
     """A checkpoint of ropepatch that stock transformers must reject."""
-    kind = facts.config.kind
-    if kind != "stock":
-        text = f"ropepatch {kind} its position encoding"
-        remedy = "load it with ropepatch.load, or use the model that it was made from"
-        yield Finding(("model_type",), text, remedy)
+    texts = {
+        "swapped": "ropepatch replaced RoPE with another position encoding",
+        "mapped": "it uses a position remapping, whose code is in its folder",
+    }
+    if text := texts.get(facts.config.kind):
+        remedy = (
+            "load it with ropepatch.load, or use the checkpoint that it was made from"
+        )
+        yield Problem(("model_type",), text, remedy)
 
 
 @rule(
@@ -933,7 +1035,7 @@ def needs_ropepatch(facts: Facts) -> Iterator[Finding]:
     "the checkpoint does not load",
     "vllm-project/vllm/pull/34604",
 )
-def rejected(facts: Facts) -> Iterator[Finding]:
+def rejected(facts: Facts) -> Iterator[Problem]:
     """A config.json from which transformers does not build the model and its RoPE."""
     is_stock = facts.config.kind == "stock"
     if not is_stock or not is_known(facts.raw.get("model_type")):
@@ -941,7 +1043,7 @@ def rejected(facts: Facts) -> Iterator[Finding]:
     try:
         _build(facts.config)
     except RopepatchError as error:
-        yield Finding((), str(error), error.hint or "fix what the message names")
+        yield Problem((), str(error), error.hint or "fix what the message names")
 
 
 def _build(config: Config) -> None:
@@ -970,12 +1072,12 @@ def check(facts: Facts) -> list[Finding]:
     return findings
 
 
-def _found(facts: Facts, looks: Iterable[Look]) -> Iterator[Finding]:
-    for look in looks:
-        for finding in look(facts):
-            content = facts.tokenizer if finding.file == TOKENIZER else facts.raw
-            stated = value_at(content, finding.path) if finding.path else None
-            yield replace(RULES[look].found(finding), value=stated)
+def _found(facts: Facts, rules: Iterable[Rule]) -> Iterator[Finding]:
+    for one in rules:
+        for problem in one.look(facts):
+            if problem.value is None and problem.file == CONFIG:
+                problem = replace(problem, value=facts.value(problem.path))
+            yield one.finding(problem)
 
 
 def repaired(facts: Facts) -> Facts:
@@ -984,27 +1086,20 @@ def repaired(facts: Facts) -> Facts:
         edits = next((finding.edits for finding in check(facts) if finding.edits), ())
         if not edits:
             break
-        raw, tokenizer = facts.raw, facts.tokenizer
-        for edit in edits:
-            if edit.file == TOKENIZER:
-                tokenizer = edited(tokenizer, edit.path, edit.value)
-            else:
-                raw = edited(raw, edit.path, edit.value)
-        facts = Facts(Config(raw), tokenizer)
+        facts = facts.with_edits(edits)
     return facts
 
 
 def plan_findings(config: Config) -> list[Finding]:
     """Return what `plan` warns of in a config.json."""
-    looks = [look for look, one in RULES.items() if one.plans]
-    return list(_found(Facts(config), looks))
+    return list(_found(Facts(config), [one for one in RULES if one.plans]))
 
 
 def check_agreement(config: Config) -> None:
     """Raise a `RopepatchError` if config.json contradicts itself."""
-    for finding in contradictions(Facts(config)):
+    for problem in contradictions(Facts(config)):
         raise RopepatchError(
-            f"config.json contradicts itself: {finding.problem}", hint=finding.remedy
+            f"config.json contradicts itself: {problem.text}", hint=problem.remedy
         )
 
 

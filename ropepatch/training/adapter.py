@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import active, plan_of_record, put
-from ropepatch.extension.record import Record
+from ropepatch.extension.patching import plan_of_record, put
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint
-from ropepatch.model.config import find_rotary, stock_code
-from ropepatch.model.precision import best_device
-from ropepatch.model.rotary import base_model
+from ropepatch.model.config import stock_code
+from ropepatch.model.precision import best_device, num_parameters
 from ropepatch.model.weights import read_header
 from ropepatch.training.recipe import Lora
 
@@ -42,42 +40,34 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     if lora is None:
         full: nn.Module = model.float().requires_grad_(True)
         return full
-    ends = {
-        path.rpartition(".")[2]
-        for path, module in model.named_modules()
-        if module in _ends(model)
-    }
-    if _is_tied(model) and ends & {*lora.target_modules}:
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embeddings.weight
+    ends = _names(model, lambda part: part is embeddings or (is_tied and part is head))
+    if is_tied and ends & {*lora.target_modules}:
         raise RopepatchError(
             "embeddings and head share their weights, so an adapter on one would change both",
             hint="use train_embeddings: true instead",
         )
+    whole = set[str]()  # modules whose weights are all trained
+    if lora.train_embeddings:
+        whole |= ends
+    if lora.train_norms:
+        whole |= _names(model, lambda part: type(part).__name__.endswith("Norm"))
     peft = _peft()
+    ours = {"train_embeddings", "train_norms"}
     try:
         config = peft.LoraConfig(
             task_type="CAUSAL_LM",
-            modules_to_save=_saved_whole(model, lora) or None,
-            ensure_weight_tying=lora.train_embeddings and _is_tied(model),
-            **lora.model_dump(
-                mode="json",
-                exclude={"train_embeddings", "train_norms"},
-                exclude_none=True,
-            ),
+            modules_to_save=sorted(whole) or None,
+            ensure_weight_tying=lora.train_embeddings and is_tied,
+            **lora.model_dump(mode="json", exclude=ours, exclude_none=True),
         )
         with without_deprecations():
             fine_tuned: nn.Module = peft.get_peft_model(model, config)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # RuntimeError: not enough memory for the rank
-        names = (
-            lora.target_modules
-            if isinstance(lora.target_modules, str)
-            else ", ".join(lora.target_modules)
-        )
+    # RuntimeError: not enough memory for the rank
+    except (TypeError, ValueError, RuntimeError) as error:
         raise RopepatchError(
-            f"this model cannot have an adapter on {names}: {' '.join(str(error).split())[:200]}",
+            f"this model cannot have this adapter: {' '.join(str(error).split())[:200]}",
             hint="name linear layers of the model in lora.target_modules, or all-linear",
         ) from error
     for parameter in fine_tuned.parameters():
@@ -86,45 +76,35 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     return fine_tuned
 
 
+def _names(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> set[str]:
+    """Return the last parts of the names of some modules."""
+    return {
+        path.rpartition(".")[2] for path, part in model.named_modules() if chosen(part)
+    }
+
+
 @dataclass(frozen=True)
 class Weights:
     """Counts of the weights of a model."""
 
     all: int
     linear: int  # in linear layers but the head, which can be kept in 4 bits
-    trained: int = 0  # with those of the adapter
+    trained: int  # with those of the adapter
 
     @classmethod
-    def before(cls, model: Any) -> Weights:
-        """Count the weights of a model, which may be on the meta device."""
+    def of(cls, skeleton: Any, lora: Lora | None) -> Weights:
+        """Count them on the meta device; raises `RopepatchError` if the model cannot have the adapter."""
+        model, linear = copy.deepcopy(skeleton), 0
         head = model.get_output_embeddings()
-        linear = 0
         for part in model.modules():
             if isinstance(part, nn.Linear) and part is not head:
                 linear += part.weight.numel()
-        return cls(sum(weights.numel() for weights in model.parameters()), linear)
-
-    @classmethod
-    def of(cls, model: Any, lora: Lora | None) -> Weights:
-        """Count them and those of the adapter; raises `RopepatchError` if the model cannot have it."""
-        counted = cls.before(model)
+        whole = num_parameters(model)
         # PEFT initialises the adapter at random.
         with torch.random.fork_rng(devices=[]):
             parameters = list(trainable(model, lora).parameters())
         trained = sum(one.numel() for one in parameters if one.requires_grad)
-        return replace(counted, trained=trained)
-
-
-def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:
-    """Load a checkpoint with the weights of its linear layers in bitsandbytes' NF4 (arXiv:2305.14314)."""
-    kind = getattr(torch, dtype)
-    how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=kind,
-    )
-    return source.load(kind, {"": device}, how)
+        return cls(whole, linear, trained)
 
 
 def _peft() -> Any:
@@ -153,55 +133,22 @@ def recompute_activations(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def _saved_whole(model: Any, lora: Lora) -> list[str]:
-    """Return the last parts of the names of the modules whose weights are all trained."""
-    names = set()
-    embeddings = _ends(model) if _is_tied(model) else [model.get_input_embeddings()]
-    for path, module in model.named_modules():
-        is_norm, is_embedding = (
-            type(module).__name__.endswith("Norm"),
-            module in embeddings,
-        )
-        if (is_norm and lora.train_norms) or (is_embedding and lora.train_embeddings):
-            names.add(path.rpartition(".")[2])
-    return sorted(names)
-
-
-def _ends(model: Any) -> list[nn.Module]:
-    return [model.get_input_embeddings(), model.get_output_embeddings()]
-
-
-def _is_tied(model: Any) -> bool:
-    head = model.get_output_embeddings()
-    return head is not None and head.weight is model.get_input_embeddings().weight
-
-
 def load_adapter(
-    folder: str | Path,
-    model: PreTrainedModel | None = None,
-    *,
-    base: str | Path | None = None,
+    folder: str | Path, *, base: str | Path | None = None
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """Load an adapter onto its base model, with the RoPE that it was trained with.
 
     Args:
         folder: The adapter's folder, with adapter_config.json, its weights and ropepatch.json.
-        model: The base model with the same RoPE: patched with the same plan, or loaded from the extended
-            checkpoint; None to load and patch it.
         base: The base checkpoint, if it is no longer at its original place.
 
     Returns:
         The model with the adapter, in eval mode, and the tokenizer.
 
     Raises:
-        RopepatchError: If the folder contains no such adapter, PEFT is missing, the base model does not have
-            the weights that the adapter was trained on, or ``model`` has another RoPE.
+        RopepatchError: If the folder contains no such adapter, PEFT is missing, or the base does not have the
+            weights and the RoPE of the one that it was trained on.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise RopepatchError(
-            f"the first argument of load_adapter must be the adapter's folder, got {type(folder).__name__}",
-            hint="ropepatch.load_adapter(folder, model)",
-        )
     place = Path(folder)
     record = records.read(place) if records.exists(place) else None
     if not (place / ADAPTER).is_file() or record is None or record.base_weights is None:
@@ -215,16 +162,17 @@ def load_adapter(
     name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
     source = Checkpoint.find(name, revision, original=record.original, weights=True)
-    if source.fingerprint != record.base_weights:
+    plan = plan_of_record(record, source)
+    inv_freq, a = plan.frequencies()
+    is_same = inv_freq.tolist() == record.inv_freq and a == record.attention_factor
+    if source.fingerprint != record.base_weights or not is_same:
         raise RopepatchError(
-            f"{source.name} does not have the weights that the adapter was trained on",
+            f"{source.name} does not have the weights and the RoPE that the adapter was trained on",
             hint="use the checkpoint that it was trained on",
         )
-    if model is None:
-        loaded: Any = source.load()
-        model = loaded.to(best_device())
-        put(model, plan_of_record(record, source))
-    _check_rope(model, record)
+    loaded: Any = source.load()
+    model = loaded.to(best_device())
+    put(model, plan)
     return _with_adapter(model, place), source.tokenizer
 
 
@@ -236,32 +184,5 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     seeded = torch.random.fork_rng(devices=[])
     with stock_code(f"load the adapter {folder}", hint), without_deprecations(), seeded:
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
-        fine_tuned: PeftModel = peft.PeftModel.from_pretrained(
-            model, str(folder)
-        ).eval()
-    return fine_tuned
-
-
-def _check_rope(model: PreTrainedModel, record: Record) -> None:
-    handle = active(model)
-    if handle is None:
-        base = base_model(model)
-        site = find_rotary(base)
-        rotary: Any = base.get_submodule(site.path)
-        inv_freq, a = (
-            getattr(rotary, site.attribute(name))
-            for name in ("inv_freq", "attention_scaling")
-        )
-        has, hint = (
-            "another RoPE",
-            "drop the model argument, or call ropepatch.patch(model, plan) first",
-        )
-    else:
-        inv_freq, a = handle.plan.frequencies()
-        has = f"{handle.plan.method.name} to {handle.plan.target}"
-        hint = "remove that patch, or drop the model argument"
-    if inv_freq.tolist() != record.inv_freq or a != record.attention_factor:
-        raise RopepatchError(
-            f"the adapter was trained with {record.method} at {record.target} tokens; this model has {has}",
-            hint=hint,
-        )
+        fine_tuned: PeftModel = peft.PeftModel.from_pretrained(model, str(folder))
+    return fine_tuned.eval()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, set_seed
+from transformers import BitsAndBytesConfig, PreTrainedModel, set_seed
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
@@ -16,20 +16,24 @@ from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.record import Record, Training, without_paths
 from ropepatch.extension.verification import largest_change, probe_logits
-from ropepatch.extension.writing import Written, copy_files, origin_of, write_trained
+from ropepatch.extension.writing import (
+    Written,
+    copy_files,
+    included_files,
+    origin_of,
+    write_trained,
+)
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 from ropepatch.model.config import no_progress_bars
-from ropepatch.model.precision import FLOAT32, placed, without_subnormals
+from ropepatch.model.precision import placed, without_subnormals
 from ropepatch.settings import yaml_text
 from ropepatch.training.adapter import (
     WEIGHTS,
-    load_in_4_bits,
     recompute_activations,
     trainable,
     without_deprecations,
 )
-from ropepatch.training.arguments import announced, engine, split_models
 from ropepatch.training.run import (
     PARTIAL,
     RECORD,
@@ -38,6 +42,7 @@ from ropepatch.training.run import (
     RunRecord,
     name_of,
     newest,
+    splits_weights,
 )
 from ropepatch.training.supply import Supply, read_supply
 from ropepatch.training.teacher import Teacher, teaching
@@ -63,26 +68,32 @@ MERGED = 1e-3  # largest change of a logit by merging in float32, relative to th
 def fine_tune(run: Run) -> Written:
     """Train a model for the target length of a plan, and write the result; resume what an earlier call began.
 
-    `checks` of the run come before.
+    `Run.check` comes before.
     """
     processes, reloaded = run.processes, None
     run.check_out()
-    with run.alone(), announced(run.recipe):
+    with run.alone():
         supply = _supply(run)
         decisive = run.decisive(supply.digest)
         if processes.write_once(lambda: run.is_finished(decisive)):
             run.say(f"{run.out} is finished")
+            processes.write_once(lambda: _limit(run))
         else:
             run.check_resumed(decisive)
             for note in supply.notes:
                 run.say(note)
-            record = _trained(run, supply, decisive)
+            record, model = run.earlier, None
+            if record.decisive is None:
+                record, model = _measured(run, supply, decisive)
+            if not processes.write_once((run.folder / TRAINED).is_dir):
+                record = _trained(run, supply, record, model)
+            del model
             if processes.first:
                 reloaded = _save(run, supply, record)
         if processes.first:
             run.remove()
         processes.wait()
-    return Written(run.out, _limited(run), reloaded)
+    return Written(run.out, records.read(run.out), reloaded)
 
 
 def _supply(run: Run) -> Supply:
@@ -92,24 +103,16 @@ def _supply(run: Run) -> Supply:
     return read[0] if read else read_supply(run)
 
 
-def _trained(run: Run, supply: Supply, decisive: dict[str, Any]) -> RunRecord:
-    """Measure the base model and train it, as far as earlier calls have not; the model is freed at the end."""
-    record, model = run.earlier, None
-    if record.decisive is None:
-        model, record = _begin(run, supply, decisive)
-    if not run.processes.write_once((run.folder / TRAINED).is_dir):
-        record = _train(run, supply, record, model)
-    return record
-
-
-def _begin(run: Run, supply: Supply, decisive: dict[str, Any]) -> tuple[Any, RunRecord]:
+def _measured(
+    run: Run, supply: Supply, decisive: dict[str, Any]
+) -> tuple[RunRecord, PreTrainedModel | None]:
     """Record the base model's loss within the original length; return the model too if it can be trained on."""
     gpus = torch.cuda.device_count()
     if run.processes.count == 1 < gpus:
         run.say(
             f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} ...` takes all"
         )
-    run.say(f"precision: {run.recipe.precision or run.earlier.precision}")
+    run.say(f"precision: {run.earlier.precision}")
     model: Any = run.source.load()
     dtype = model.dtype
     with run.progress("base model, short context") as advance:
@@ -121,45 +124,44 @@ def _begin(run: Run, supply: Supply, decisive: dict[str, Any]) -> tuple[Any, Run
     record = run.processes.write_once(
         lambda: run.write(run.earlier.model_copy(update=begun))
     )
-    is_whole = engine() is None and run.recipe.quantization is None
-    return (model.cpu() if is_whole and model.dtype == dtype else None), record
+    is_whole = not splits_weights() and run.recipe.quantization is None
+    return record, model.cpu() if is_whole and model.dtype == dtype else None
 
 
-def _train(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunRecord:
+def _trained(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunRecord:
     """Train from the last checkpoint, and save the weights and what was measured in the run's folder."""
     recipe = run.recipe
     last = run.processes.write_once(lambda: newest(run.folder))
     if last is not None:
         run.say(f"resuming from {last.name}")
     run.arguments.eval_on_start = last is None
-    with split_models(run.arguments):
-        model = _loaded(run, model)
-        mapped = teaching(run, model)
-        put(model, run.plan)
-        if not recipe.packed_by_us:
-            model.set_attn_implementation(recipe.attention)
-        set_seed(recipe.seed)  # for the adapter's initial weights
-        student = trainable(model, recipe.lora)
-        if recipe.gradient_checkpointing:
-            recompute_activations(model)
-        teacher = None
-        if recipe.distil is not None:
-            teacher = Teacher(student, run.trained, mapped, recipe.distil)
-        with no_progress_bars(), run.progress("training") as advance:
-            per_step, base = supply.tokens // recipe.max_steps, Mean.of(record.base)
-            trainer = LongContextTrainer(
-                run=run,
-                pieces=supply.pieces,
-                teacher=teacher,
-                model=student,
-                args=run.arguments,
-                train_dataset=supply.batches,
-                callbacks=[ProgressLines(run.say, advance, per_step, base.value)],
-            )
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
-        trained = run.folder / PARTIAL / TRAINED
-        with explaining_disk("the trained weights", trained), no_progress_bars():
-            trainer.save_model(str(trained))
+    model = _loaded(run, model)
+    mapped = teaching(run, model)
+    put(model, run.plan)
+    if not recipe.packed_by_us:
+        model.set_attn_implementation(recipe.attention)
+    set_seed(recipe.seed)  # for the adapter's initial weights
+    student = trainable(model, recipe.lora)
+    if recipe.gradient_checkpointing:
+        recompute_activations(model)
+    teacher = None
+    if recipe.distil is not None:
+        teacher = Teacher(student, run.trained, mapped, recipe.distil)
+    with no_progress_bars(), run.progress("training") as advance:
+        per_step, base = supply.tokens // recipe.max_steps, Mean.of(record.base)
+        trainer = LongContextTrainer(
+            run=run,
+            pieces=supply.pieces,
+            teacher=teacher,
+            model=student,
+            args=run.arguments,
+            train_dataset=supply.batches,
+            callbacks=[ProgressLines(run.say, advance, per_step, base.value)],
+        )
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    trained = run.folder / PARTIAL / TRAINED
+    with explaining_disk("the trained weights", trained), no_progress_bars():
+        trainer.save_model(str(trained))
     run.processes.wait()
     log = trainer.state.log_history
     device = f"CPU, {torch.get_num_threads()} threads"
@@ -181,12 +183,18 @@ def _train(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunRecord
 
 def _loaded(run: Run, model: Any) -> Any:
     """Return the base model in the precision of the training; it is loaded unless it is at hand."""
-    dtype = run.earlier.precision
-    if run.recipe.quantization:
-        return load_in_4_bits(run.source, dtype, run.processes.device)
+    dtype: torch.dtype = getattr(torch, run.earlier.precision)
+    if run.recipe.quantization:  # QLoRA (arXiv:2305.14314)
+        four_bits = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+        return run.source.load(dtype, {"": run.processes.device}, four_bits)
     if model is None:
         model = run.source.load()
-    return model.float() if dtype == FLOAT32 else model
+    return model.float() if dtype == torch.float32 else model
 
 
 def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None:
@@ -195,9 +203,7 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
     A checkpoint is verified; returns the reloaded model, if it was reloaded.
     """
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
-    merges = recipe.save == "merged"
-    with_reload = ", and reloading with stock transformers"
-    run.say("saving" + (with_reload if merges else ""))
+    run.say("saving")
     model: Any = merged_model(run, trained)
     dtype = model.dtype
     with run.progress("trained model, short context") as advance:
@@ -221,8 +227,10 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         "training": training.to_dict(),
         "base_weights": record.decisive["weights"],
     }
-    files = _evidence(run)
-    if merges:
+    if run.command:
+        more["command"] = run.command
+    files = included_files(run.source.folder, run.include) | _evidence(run)
+    if recipe.save == "merged":
         written = write_trained(
             plan, run.source, model, run.out, record=more, files=files
         )
@@ -277,16 +285,11 @@ def merged_model(run: Run, trained: Path) -> PreTrainedModel:
     return merged
 
 
-def _limited(run: Run) -> Record:
-    """Return the record of what was written; its short-context check is for the limit of this call."""
-    record = records.read(run.out)
-    assert record.training is not None
-    check = record.training.short_context.limited(
-        run.recipe.watch.max_short_loss_increase
-    )
-    training = record.training.model_copy(update={"short_context": check})
-    if training.to_dict() != record.training.to_dict():
-        record = record.amended(training=training.to_dict())
-        if run.processes.first:
-            records.write(run.out, record)
-    return record
+def _limit(run: Run) -> None:
+    """Judge the short-context check of a finished checkpoint by the limit of this call."""
+    training = records.read(run.out).training
+    assert training is not None
+    limit = run.recipe.watch.max_short_loss_increase
+    check = training.short_context.limited(limit)
+    training = training.model_copy(update={"short_context": check})
+    records.amend(run.out, training=training.to_dict())

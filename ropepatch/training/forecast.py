@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import shutil
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
-from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +13,6 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.files import read_json
-from ropepatch.model.architectures import published
-from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import text_config
 from ropepatch.model.cost import (
     CARDS,
@@ -35,21 +27,8 @@ from ropepatch.model.cost import (
 from ropepatch.model.precision import FLOAT32, best_device, fastest, memory_of
 from ropepatch.settings import relative_length
 from ropepatch.training.adapter import Weights
-from ropepatch.training.recipe import Recipe, remapping_of
+from ropepatch.training.recipe import Recipe
 
-if TYPE_CHECKING:
-    from ropepatch.model.checkpoint import Checkpoint, InMemory
-    from ropepatch.model.config import Config
-    from ropepatch.training.run import Run
-
-SAVED = 12  # bytes per trained weight in a checkpoint of a run: float32, and two moments of Adam
-GEOMETRY = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "vocab_size",
-    "max_position_embeddings",
-)
 BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long
 SHARE = 3 / 4  # of the memory of a device
 MOST_HOURS = 1.0
@@ -60,57 +39,35 @@ FOUR_BITS = 0.516  # bytes per weight: NF4 in blocks of 64 with quantised scales
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of a training."""
+    """The recipe of a training, and its cost on this machine."""
 
     recipe: Recipe
-    cost: Cost | None  # None if the model cannot have the adapter
-    warnings: tuple[str, ...]
+    cost: Cost
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
-        cost = {} if self.cost is None else self.cost.to_dict()
-        return {
-            "recipe": self.recipe.to_dict(),
-            **cost,
-            "warnings": list(self.warnings),
-        }
+        return {"recipe": self.recipe.to_dict(), **self.cost.to_dict()}
 
     def __str__(self) -> str:
-        lines = [f"warning: {warning}" for warning in self.warnings]
-        if self.cost is not None:
-            lines.insert(0, f"training: {self.cost}")
-        return "\n".join(lines)
+        return f"training: {self.cost}"
 
 
-def forecast(run: Run) -> Forecast:
-    """Forecast what a run does."""
-    plan, recipe, device = run.plan, run.recipe, best_device()
-    warnings = other_model(plan, recipe)
-    try:
-        counted = run.counted
-    except RopepatchError:  # one of the checks of a dry run
-        return Forecast(recipe, None, tuple(warnings))
+def forecast(
+    recipe: Recipe, plan: Plan, counted: Weights, processes: int = 1
+) -> Forecast:
+    """Forecast a training on this machine."""
+    device = best_device()
     cost = training_cost(
         recipe,
         plan.config.whole,
         counted,
         dtype=recipe.precision or fastest(device).dtype,
-        window=run.trained,
+        window=plan.config.window,
         target=plan.target,
-        processes=run.processes.count,
+        processes=processes,
         device=device,
     )
-    available = memory_of(device)
-    if cost.memory * GIB > available > 0:
-        warnings.append(
-            f"training needs about {cost.memory:.1f} GiB, {device} has {available / GIB:.1f}"
-        )
-    needed, free = _disk_needed(plan, recipe, counted), _disk_free(run.out)
-    if needed > free:
-        warnings.append(
-            f"training needs {needed / GIB:.1f} GiB on the disk of {run.out}, {free / GIB:.1f} are free"
-        )
-    return Forecast(recipe, cost, tuple(warnings))
+    return Forecast(recipe, cost)
 
 
 def training_cost(
@@ -168,16 +125,16 @@ def training_bytes(
     Trained weights take 4, their gradients 4 and Adam's moments 8. Training all weights in mixed precision
     also keeps autocast's copies of 2 bytes. Gradients and moments also stay during an evaluation.
     """
-    config, trained = text_config(whole), counted.trained
+    config = text_config(whole)
     size = 4 if dtype == FLOAT32 else 2
+    stored: Any = whole.dtype or config.dtype or FLOAT32
+    frozen = getattr(torch, str(stored).removeprefix("torch.")).itemsize
+    if dtype == FLOAT32 or recipe.quantization:
+        frozen = size
     if recipe.lora is None:
         held: float = counted.all * (4 if size == 4 else 6)
     else:
-        is_cast = dtype == FLOAT32 or recipe.quantization is not None
-        held = (
-            counted.all * (size if is_cast else stored_dtype(whole).itemsize)
-            + 4 * trained
-        )
+        held = counted.all * frozen + 4 * counted.trained
     if recipe.quantization:
         held -= counted.linear * (size - FOUR_BITS)
     lengths, room = recipe.data.lengths(window)
@@ -193,61 +150,11 @@ def training_bytes(
     evaluated = target if recipe.watch.target else window
     has_passkeys = recipe.watch.target and recipe.watch.passkey_trials > 0
     evaluation = forward_bytes(config, evaluated, size, cached=has_passkeys)
-    return held + 12 * trained + max(step, evaluation)
+    return held + 12 * counted.trained + max(step, evaluation)
 
 
-def stored_dtype(config: Any) -> torch.dtype:
-    """Return the dtype of a checkpoint's weights as its config states it, else float32."""
-    stated = config.dtype or text_config(config).dtype or FLOAT32
-    dtype: torch.dtype = getattr(torch, str(stated).removeprefix("torch."))
-    return dtype
-
-
-@cache
-def published_config(model: str) -> dict[str, Any] | None:
-    """Return the config.json of a model that bundled recipes are for; None for others."""
-    if model == "tiny":
-        return read_json(TINY / "config.json")
-    return published().get(model)
-
-
-def other_model(plan: Plan, recipe: Recipe) -> list[str]:
-    """Return a warning if the recipe is written for a model of another size."""
-    meant = published_config(recipe.model) or {}
-    sizes = [(meant.get(key), getattr(plan.config.text, key, None)) for key in GEOMETRY]
-    if Path(plan.source.name).name == Path(recipe.model).name or all(
-        one == other for one, other in sizes
-    ):
-        return []
-    return [
-        f"the recipe is for {recipe.model}, this model is {plan.source.name}: its learning rate, lengths "
-        "and target were chosen for that model"
-    ]
-
-
-def _disk_needed(plan: Plan, recipe: Recipe, counted: Weights) -> int:
-    """Return the bytes of the output and of the run's checkpoints, one of which is being written."""
-    trained = counted.trained
-    result = 4 * trained
-    if recipe.save == "merged":
-        result = counted.all * stored_dtype(plan.config.whole).itemsize
-    checkpoints = recipe.trainer.get("save_total_limit", 2) + 1
-    return result + checkpoints * SAVED * trained + 4 * trained
-
-
-def _disk_free(out: Path) -> int:
-    place = out.expanduser().absolute()
-    there = next(folder for folder in (place, *place.parents) if folder.is_dir())
-    return shutil.disk_usage(there).free
-
-
-# Sizing
-
-
-def sized(
-    recipe: Recipe, source: Checkpoint | InMemory, target: int
-) -> tuple[Recipe, str]:
-    """Set the training sequences of a recipe as long as the device allows, and its learning rate.
+def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
+    """Set the learning rate of a recipe for a model, and its sequences as long as the device allows.
 
     The device must have the memory and finish in about an hour. The lengths tried are the target, then 4 and
     2 times the original length at skipped positions, then the original length.
@@ -255,80 +162,51 @@ def sized(
     Returns:
         The recipe, and a line with the length and the reason.
     """
-    config, window = source.config, source.config.window
-    model: Any = copy.deepcopy(config.skeleton)  # `Weights.of` adds an adapter
-    recipe = _of_model(recipe, source.name, text_config(model.config).hidden_size)
-    distances = {"name": "rerope", "window": teaching_window(window)}
+    assert recipe.distil is not None
+    config, target = plan.config, plan.target
+    window = config.window
+    rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / config.text.hidden_size)
+    distil = recipe.distil.model_copy(update={"auto_size": False})
+    own = {
+        "model": plan.source.name,
+        "trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")},
+        "distil": distil,
+    }
+    recipe = recipe.model_copy(update=own)
+    room = relative_length(recipe.data.tokens_per_batch, window)
+    available = SHARE * memory_of(best_device()) / GIB
     reason = ""  # for sequences shorter than the target
     lengths = [target]
     lengths += [times * window for times in BETWEEN if times * window < target]
     try:
-        check_mappable(model, window)
-        remapping_of(distances).fitted(window, target)
+        check_mappable(config.skeleton, window)
+        counted = Weights.of(config.skeleton, recipe.lora)
     except RopepatchError as error:
-        reason = f": the base model does not support position remapping ({error})"
-        lengths = []
-    counted = Weights.of(model, recipe.lora) if lengths else Weights.before(model)
-    for length, recomputed in product(lengths, (False, True)):
-        longer = _longer(recipe, length, target, window, distances)
-        longer = longer.model_copy(update={"gradient_checkpointing": recomputed})
-        too_long = _too_long(longer, config, counted, target)
-        if too_long is None:
-            where = "at skipped positions"
-            if length == target:
-                where = "(the target length)"
-            return longer, f"training on sequences of {length:,} tokens {where}{reason}"
+        reason, lengths = f": {error}", []
+    for length in lengths:
+        remapping = {"name": "rerope", "window": teaching_window(window)}
+        longer = {
+            "windows": (length,),
+            "tokens_per_batch": max(length, room),
+            "boundaries": False,
+        }
+        changes: dict[str, Any] = {
+            "data": recipe.data.model_copy(update=longer),
+            "distil": distil.model_copy(update={"remapping": remapping}),
+        }
+        where = "at skipped positions"
         if length == target:
-            reason = f": {length:,} tokens {too_long}"
-    length = min(window, relative_length(recipe.data.tokens_per_batch, window))
+            changes["positions"] = TrueLength()
+            where = "(the target length)"
+        made = recipe.model_copy(update=changes)
+        cost = forecast(made, plan, counted).cost
+        if cost.memory <= available and cost.hours <= MOST_HOURS:
+            return made, f"training on sequences of {length:,} tokens {where}{reason}"
+        reason = reason or (
+            f": {length:,} tokens take {cost.memory:.2g} GiB of {available:.2g}, "
+            f"and {cost.hours:.1f} h on {cost.card}"
+        )
+    length = min(window, room)
     data = recipe.data.model_copy(update={"windows": (length,)})
     note = f"training on sequences of {length:,} tokens at skipped positions{reason}"
     return recipe.model_copy(update={"data": data}), note
-
-
-def _of_model(recipe: Recipe, name: str, hidden_size: int) -> Recipe:
-    """Set the model, and the learning rate for its hidden size."""
-    assert recipe.distil is not None
-    rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / hidden_size)
-    changes = {
-        "model": name,
-        "trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")},
-        "distil": recipe.distil.model_copy(update={"auto_size": False}),
-    }
-    return recipe.model_copy(update=changes)
-
-
-def _longer(
-    recipe: Recipe, length: int, target: int, trained: int, distances: dict[str, Any]
-) -> Recipe:
-    """Set training sequences beyond the original length, also of shorter documents."""
-    room = max(length, relative_length(recipe.data.tokens_per_batch, trained))
-    windows = {"windows": (length,), "tokens_per_batch": room, "boundaries": False}
-    changes: dict[str, Any] = {"data": recipe.data.model_copy(update=windows)}
-    assert recipe.distil is not None
-    changes["distil"] = recipe.distil.model_copy(update={"remapping": distances})
-    if length == target:
-        changes["positions"] = TrueLength()
-    return recipe.model_copy(update=changes)
-
-
-def _too_long(
-    recipe: Recipe, config: Config, counted: Weights, target: int
-) -> str | None:
-    """Say why the sequences of a recipe are too long for the device; None if they are not."""
-    device = best_device()
-    cost = training_cost(
-        recipe,
-        config.whole,
-        counted,
-        dtype=recipe.precision or fastest(device).dtype,
-        window=config.window,
-        target=target,
-        device=device,
-    )
-    available = SHARE * memory_of(device) / GIB
-    if cost.memory > available:
-        return f"take {cost.memory:.2g} GiB of {available:.2g}"
-    if cost.hours > MOST_HOURS:
-        return f"take {cost.hours:.1f} h on {cost.card}"
-    return None

@@ -73,8 +73,8 @@ def linear_distillation(
     labels: Tensor,
     *,
     teacher: TeacherOutput,
+    answers: Tensor,
     bias: Tensor | None = None,
-    answers: Tensor | None = None,
     temperature: float = 1.0,
     cross_entropy: float = 0.0,
     chunk: int = DISTILLED,
@@ -89,9 +89,9 @@ def linear_distillation(
         weight: The weight of the student's head [V, H].
         labels: The token that follows each [N], int64.
         teacher: The teacher's output for the same tokens.
-        bias: The bias of the student's head [V].
         answers: Weights [N] of the cross-entropy of labels that are known answers, instead of the
-            divergence; 0 for all other labels. None for no such label.
+            divergence; 0 for all other labels.
+        bias: The bias of the student's head [V].
         temperature: T.
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
         chunk: Tokens whose logits are held at a time, for each model.
@@ -101,13 +101,9 @@ def linear_distillation(
         *_as_multiplied(teacher.hidden, teacher.weight, teacher.bias)
     )
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    entropy = torch.full(labels.shape, cross_entropy, dtype=wide, device=labels.device)
-    kept = (labels != IGNORED).to(wide) * (1 - cross_entropy)
-    if answers is not None:
-        entropy, kept = (
-            entropy.where(answers == 0, answers.to(wide)),
-            kept.where(answers == 0, 0),
-        )
+    is_text = answers.to(labels.device) == 0
+    entropy = answers.to(labels.device, wide).masked_fill(is_text, cross_entropy)
+    kept = (labels != IGNORED).to(wide) * is_text * (1 - cross_entropy)
     to_labels = _to_labels(labels, entropy)
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:

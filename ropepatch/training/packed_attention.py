@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -83,11 +82,7 @@ def _attention(
         raise _misuse("no cu_seq_lens_q")
     if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
         raise _misuse(f"{changed[0]} from {type(module).__name__}")
-    edges, (rows, _, tokens, _) = cu_seq_lens_q.tolist(), query.shape
-    if rows > 1 or key.shape[2] != tokens or edges != sorted({0, *edges[1:-1], tokens}):
-        raise _misuse(
-            f"segments {short(edges)} for {rows} x {tokens} queries and {key.shape[2]} keys"
-        )
+    edges = cu_seq_lens_q.tolist()
     lengths = [end - start for start, end in pairwise(edges)]
     attend = partial(
         causal,
@@ -115,7 +110,7 @@ def causal(
     scaling: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention [S, Q, H, D] of the last queries [S, H, Q, D] to all T tokens.
+    """Return attention [S, T, H, D] of queries [S, H, T, D] to the tokens up to each.
 
     Args:
         module: The attention module.
@@ -126,20 +121,18 @@ def causal(
         scaling: The factor of the scores.
         dropout: The dropout probability of the weights.
     """
-    queries, keys = query.shape[2], key.shape[2]
-    window = keys if window is None else window
+    tokens = key.shape[2]
     stock: Any = sdpa_attention_forward
     given = {"dropout": dropout, "scaling": scaling}
-    if queries == keys <= window:
+    if window is None or tokens <= window:
         return stock(module, query, key, value, None, **given, is_causal=True)[0]  # type: ignore[no-any-return]
-    columns = torch.arange(keys, device=query.device)
+    columns = torch.arange(tokens, device=query.device)
     blocks = []
-    for start in range(keys - queries, keys, QUERY_BLOCK):
-        end, first = min(start + QUERY_BLOCK, keys), max(0, start + 1 - window)
+    for start in range(0, tokens, QUERY_BLOCK):
+        end, first = min(start + QUERY_BLOCK, tokens), max(0, start + 1 - window)
         age = columns[start:end, None] - columns[first:end]
         mask = ((age >= 0) & (age < window))[None, None]
-        rows = slice(start - keys + queries, end - keys + queries)
-        block = query[:, :, rows], key[:, :, first:end], value[:, :, first:end]
+        block = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end]
         blocks.append(stock(module, *block, mask, **given, is_causal=False)[0])
     return torch.cat(blocks, 1)
 

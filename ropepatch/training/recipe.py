@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Required, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, get_type_hints
 
 from pydantic import (
     BeforeValidator,
@@ -12,8 +11,6 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    TypeAdapter,
-    ValidationError,
     WrapValidator,
     with_config,
 )
@@ -40,7 +37,6 @@ from ropepatch.settings import (
     named_in,
     refuse_unknown,
     relative_length,
-    shown,
 )
 
 SELF = "self"  # the source that the model generates
@@ -68,17 +64,9 @@ def _kind_of_source(content: Any) -> str:
     return "Generated" if is_generated else "Texts"
 
 
-def _some(content: Any) -> Any:
-    return content if isinstance(content, list | tuple) else (content,)
-
-
 RowSource = Annotated[
     Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")],
     Discriminator(_kind_of_source),
-]
-Windows = Annotated[
-    Several[Length],
-    BeforeValidator(_some, json_schema_input_type=Length | Several[Length]),
 ]
 Modules = Several[Text] | Literal["all-linear"]
 
@@ -94,7 +82,7 @@ class Data(Settings):
     """
 
     sources: Several[RowSource]
-    windows: Windows
+    windows: Several[Length]
     tokens_per_batch: Length
     boundaries: bool = True
 
@@ -227,94 +215,46 @@ class Watch(Settings):
 # Arguments of transformers' `TrainingArguments` that change no weight
 FREE = (
     "logging_steps",
-    "logging_first_step",
-    "logging_strategy",
-    "log_level",
     "save_steps",
-    "save_on_each_node",
+    "save_total_limit",
     "report_to",
     "run_name",
-    "project",
-    "trackio_space_id",
     "dataloader_num_workers",
-    "dataloader_prefetch_factor",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
     "ddp_timeout",
 )
-# Those that a recipe may set beside those of `TrainerArguments`; ropepatch or the launcher sets the others.
+# Those that a recipe may also set; ropepatch or the launcher sets the others.
 PASSED_ON = (
     "lr_scheduler_type",
     "lr_scheduler_kwargs",
     "warmup_steps",
     "weight_decay",
+    "max_grad_norm",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
     "optim",
     "optim_args",
-    "optim_target_modules",
     "neftune_noise_alpha",
     "tf32",
     "full_determinism",
-    "accelerator_config",
-    "torch_empty_cache_steps",
     "torch_compile",
-    "torch_compile_backend",
-    "torch_compile_mode",
-    "include_num_input_tokens_seen",
-    "ddp_backend",
+    "bf16",
+    "fp16",
     "ddp_find_unused_parameters",
-    "ddp_bucket_cap_mb",
-    "ddp_broadcast_buffers",
-    "ddp_static_graph",
-    *FREE,
 )
-
-
-def _list_keys(schema: dict[str, Any]) -> None:
-    """Add the keys of `PASSED_ON` to the JSON Schema, which editors complete from."""
-    schema["properties"].update((key, {}) for key in PASSED_ON)
-    schema["additionalProperties"] = False
-
-
-@with_config(ConfigDict(extra="allow", strict=True, json_schema_extra=_list_keys))
-class TrainerArguments(TypedDict, total=False):
-    """Arguments of transformers' Trainer; those that ropepatch reads itself."""
-
-    max_steps: Required[Count]
-    learning_rate: Required[Amount]
-    gradient_accumulation_steps: Count
-    max_grad_norm: Weight
-    save_total_limit: Annotated[int, Field(ge=2)]
-    bf16: bool
-    fp16: bool
-
-
-def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Raise `RopepatchError` for a key that a recipe cannot set, or a value of another type."""
-    types = get_type_hints(TrainingArguments)
-    known = [
-        *TrainerArguments.__annotations__,
-        *(key for key in PASSED_ON if key in types),
-    ]
-    refuse_unknown(arguments, known, "trainer key")
-    for key, value in arguments.items():
-        try:
-            TypeAdapter(types[key]).validate_python(value, strict=True)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise RopepatchError(
-                f"trainer.{key}: {reason}, got {shown(value)}"
-            ) from error
-
-
-def _method(content: Any) -> Method:
-    if isinstance(content, Method):
-        return content
-    method = read_method(content)
-    refuse_map(method.name)
-    return method
+TYPES = get_type_hints(TrainingArguments)
+ARGUMENTS = {key: TYPES[key] for key in (*PASSED_ON, *FREE)} | {
+    "max_steps": Required[Count],
+    "learning_rate": Required[Amount],
+    "gradient_accumulation_steps": Count,
+    "save_total_limit": Annotated[int, Field(ge=2)],
+}
+if TYPE_CHECKING:
+    TrainerArguments = dict[str, Any]
+else:
+    TrainerArguments = with_config(ConfigDict(extra="forbid", strict=True))(
+        TypedDict("TrainerArguments", ARGUMENTS, total=False)
+    )
 
 
 class Recipe(Settings):
@@ -343,7 +283,7 @@ class Recipe(Settings):
     model: Text
     to: Length
     method: Annotated[
-        Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling)
+        Method, BeforeValidator(read_method, json_schema_input_type=WrittenScaling)
     ] = Field(default_factory=lambda: Method(name="yarn"))
     data: Data
     positions: Positions
@@ -361,20 +301,17 @@ class Recipe(Settings):
 
     def check(self) -> None:
         """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""
-        if self.lora is None and self.save == "adapter":
-            raise RopepatchError(
-                "save: adapter, but all weights are trained (lora is null)"
-            )
-        if self.lora is None and self.distil is not None:
-            raise RopepatchError(
-                "distil needs a LoRA adapter: with lora: null the teacher's weights would be trained",
-                hint="set lora, or drop distil",
-            )
-        if self.lora is None and self.quantization:
-            raise RopepatchError(
-                "quantization: 4bit needs a LoRA adapter: weights in 4 bits cannot be trained",
-                hint="set lora, or drop quantization",
-            )
+        needs_adapter = {
+            "save: adapter": self.save == "adapter",
+            "distil": self.distil is not None,
+            "quantization: 4bit": self.quantization is not None,
+        }
+        for setting, is_set in needs_adapter.items():
+            if is_set and self.lora is None:
+                raise RopepatchError(
+                    f"{setting} needs a LoRA adapter, got lora: null",
+                    hint=f"set lora, or drop {setting}",
+                )
         names = self.data.generated
         before_questions = [
             before for before, name in pairwise(["", *names]) if name == QUESTIONS
@@ -399,7 +336,6 @@ class Recipe(Settings):
                 "positions they train nothing beyond it",
                 hint="set data.boundaries: false, or positions: pose",
             )
-        check_trainer(self.trainer)
         if self.trainer.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
             raise RopepatchError(
                 "trainer.lr_scheduler_type must not depend on an evaluation",
@@ -419,7 +355,8 @@ class Recipe(Settings):
     @property
     def max_steps(self) -> int:
         """Optimiser steps."""
-        return self.trainer["max_steps"]
+        count: int = self.trainer["max_steps"]
+        return count
 
     @property
     def accumulated(self) -> int:
@@ -457,12 +394,3 @@ def read_recipe(name: str) -> Recipe:
         RopepatchError: If there is no such recipe, it is not YAML, or a key is missing, unknown or invalid.
     """
     return Recipe.from_yaml(find_shipped(name, RECIPES, "recipe"))
-
-
-def refuse_map(method: str) -> None:
-    """Raise `RopepatchError` if a training method is a position remapping."""
-    if method in REMAPPINGS:
-        raise RopepatchError(
-            f"a model cannot be trained with a position remapping, got {method}",
-            hint="drop the recipe, or use a scaling such as yarn",
-        )

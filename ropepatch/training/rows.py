@@ -6,7 +6,7 @@ Shapes: W tokens of a row, a training sequence; N tokens of a batch of concatena
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -21,7 +21,7 @@ from ropepatch.data.questions import Questions
 from ropepatch.data.texts import IGNORED, begun
 from ropepatch.data.tiny.materials import MATERIALS
 from ropepatch.data.tiny.tales import Narrator
-from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
+from ropepatch.data.tokens import TokenStore, tokenizer_digest
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import key_of, refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
@@ -38,18 +38,13 @@ class Row:
         ids: Token ids, int64 [W].
         labels: The ids, or -100 for tokens without a loss, such as the first of each document [W].
         lengths: Tokens of each document in the row; they add up to W.
-        answers: Weights of the tokens as known answers [W]; None for none.
+        answers: Weights of the tokens as known answers, float32 [W]; 0 for all other tokens.
     """
 
     ids: Tensor
     labels: Tensor
     lengths: tuple[int, ...]
-    answers: Tensor | None = None
-
-    @property
-    def weights(self) -> Tensor:
-        """The weights of known answers [W]; 0 for all other tokens."""
-        return torch.zeros(len(self.ids)) if self.answers is None else self.answers
+    answers: Tensor
 
     def joined(self) -> Row:
         """Return the row as one document: every token but the first has a label."""
@@ -63,19 +58,15 @@ class TokenRows:
     """Documents joined end to end, cut into windows, and shuffled in each epoch.
 
     The tokens before ``begin`` are held out. Every row begins with the token ``first``, if there is one.
-    `digest` identifies the content; `size` is the number of tokens per epoch, None if they never repeat.
+    `digest` identifies the content.
     """
 
     def __init__(
         self, store: TokenStore, begin: int, seed: int, first: int | None = None
     ) -> None:
-        self.name = store.name
         self.digest = key_of((store.digest, begin, seed, first))
-        self._first = first
-        self.size: int | None = max(len(store) - begin, 0)
         self._store, self._begin, self._seed = store, begin, seed
-        # Epoch and its order, by window
-        self._orders: dict[int, tuple[int, Tensor]] = {}
+        self._first = first
 
     def row(self, index: int, window: int) -> Row:
         """Return the row with a number from 0, of W = ``window`` tokens."""
@@ -89,27 +80,27 @@ class TokenRows:
             lengths = tuple(filter(None, counts))
         labels = ids.clone()
         labels[[0, *accumulate(lengths[:-1])]] = IGNORED
-        return Row(ids, labels, lengths)
+        return Row(ids, labels, lengths, torch.zeros(window))
 
     def _beginning(self, index: int, window: int) -> int:
         """Return the index of the first token of a row."""
-        windows = (len(self._store) - self._begin) // window
+        tokens = len(self._store) - self._begin
+        windows = tokens // window
         if windows < 1:
-            held_out = f" after {self._begin} held-out ones" if self._begin else ""
             raise RopepatchError(
-                f"{self.name} has {self.size} tokens{held_out}, too few for a training sequence of {window}",
+                f"{self._store.name} has {max(tokens, 0)} tokens to train on, too few for a training "
+                f"sequence of {window}",
                 hint="give more text, or lower data.windows",
             )
         epoch, place = divmod(index, windows)
-        return self._begin + window * int(self._order(window, windows, epoch)[place])
+        order = _order(windows, seed_of(self._seed, window, epoch))
+        return self._begin + window * int(order[place])
 
-    def _order(self, window: int, windows: int, epoch: int) -> Tensor:
-        if self._orders.get(window, (None,))[0] != epoch:
-            generator = torch.Generator().manual_seed(
-                seed_of(self._seed, window, epoch)
-            )
-            self._orders[window] = (epoch, torch.randperm(windows, generator=generator))
-        return self._orders[window][1]
+
+@lru_cache(maxsize=16)
+def _order(windows: int, seed: int) -> Tensor:
+    """Return the order of the windows in an epoch."""
+    return torch.randperm(windows, generator=torch.Generator().manual_seed(seed))
 
 
 class GeneratedRows:
@@ -119,10 +110,8 @@ class GeneratedRows:
         self, material: str, tokenizer: PreTrainedTokenizerBase, seed: int
     ) -> None:
         refuse_unknown([material], MATERIALS, "material")
-        self.name = f"generated {material}"
         self.digest = key_of((material, tokenizer_digest(tokenizer), seed))
-        self.size: int | None = None
-        self._narrator = _narrator(tokenizer)
+        self._narrator = Narrator(tokenizer)
         self._material, self._seed = material, seed
 
     def row(self, index: int, window: int) -> Row:
@@ -131,7 +120,7 @@ class GeneratedRows:
         ids, labels = MATERIALS[self._material](self._narrator, window, seed)
         labels = labels.clone()
         labels[0] = IGNORED
-        return Row(ids, labels, (window,))
+        return Row(ids, labels, (window,), torch.zeros(window))
 
 
 class QuestionRows:
@@ -145,9 +134,7 @@ class QuestionRows:
         kinds: Sequence[str],
         seed: int,
     ) -> None:
-        self.name = f"questions ({', '.join(kinds)})"
         self.digest = key_of((store.digest, begin, [*kinds], seed))
-        self.size: int | None = None
         pieces = torch.split(store.ids(begin, min(begin + AROUND, len(store))), PIECE)
         texts = [
             str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces
@@ -162,19 +149,7 @@ class QuestionRows:
         return Row(ids, labels, (window,), answers)
 
 
-@lru_cache(maxsize=1)
-def _narrator(tokenizer: PreTrainedTokenizerBase) -> Narrator:
-    return Narrator(tokenizer)
-
-
 Stream = TokenRows | GeneratedRows | QuestionRows
-
-
-def check_rows(streams: Iterable[Stream], windows: Iterable[int]) -> None:
-    """Raise `RopepatchError` if a stream has no row of a window."""
-    for window in sorted({*windows}):
-        for stream in streams:
-            stream.row(0, window)
 
 
 def held_out(
@@ -238,14 +213,6 @@ class Schedule:
         """Count the training tokens of a source."""
         return int(self.windows[self.sources == source].sum())
 
-    def report(self, source: int, stream: Stream) -> str:
-        """Return a line on the tokens of a source, and its epochs unless it never repeats."""
-        tokens = self.tokens(source)
-        line = f"{stream.name}: {amount(tokens)} tokens are read"
-        if stream.size is None:
-            return line
-        return f"{line}, {tokens / stream.size:.1f} times what it has"
-
 
 class Batches(Dataset[dict[str, Tensor | int]]):
     """The batches of a training in order, each one forward pass of one process.
@@ -255,8 +222,8 @@ class Batches(Dataset[dict[str, Tensor | int]]):
 
     An item concatenates the rows of the batch: ``input_ids``, ``labels`` and ``position_ids``, int64 [1, N].
     ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], are the bounds of the segments; ``max_length_q``
-    and ``max_length_k`` are the length of the longest. With a source of questions, ``answers`` [1, N] are the
-    weights of known answers. Segments are the documents of each row or, without boundaries, the rows. The
+    and ``max_length_k`` are the length of the longest. ``answers``, float32 [1, N], are the weights of known
+    answers. Segments are the documents of each row or, without boundaries, the rows. The
     labels are not shifted; the first of each segment is -100.
     """
 
@@ -273,15 +240,14 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         self.schedule, self._streams = schedule, list(streams)
         self._positions, self._target = positions, target
         self._boundaries, self._seed = boundaries, seed
-        self._asks = any(isinstance(stream, QuestionRows) for stream in streams)
-        check_rows(streams, self.schedule.windows.tolist())
+        for window in {*schedule.windows.tolist()}:
+            for stream in streams:
+                stream.row(0, window)  # raises if it has none
 
     def __len__(self) -> int:
         return len(self.schedule.begins) - 1
 
     def __getitem__(self, item: int) -> dict[str, Tensor | int]:
-        if not 0 <= item < len(self):
-            raise IndexError(f"there are {len(self)} batches, got {item}")
         first, last = self.schedule.begins[item : item + 2].tolist()
         rows = [self._row(number) for number in range(first, last)]
         positions = []
@@ -292,18 +258,16 @@ class Batches(Dataset[dict[str, Tensor | int]]):
                 positions.append(sampled)
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        batch: dict[str, Tensor | int] = {
+        return {
             "input_ids": torch.cat([row.ids for row in rows])[None],
             "labels": torch.cat([row.labels for row in rows])[None],
             "position_ids": torch.cat(positions)[None],
+            "answers": torch.cat([row.answers for row in rows])[None],
             "cu_seq_lens_q": ends,
             "cu_seq_lens_k": ends,
             "max_length_q": max(lengths),
             "max_length_k": max(lengths),
         }
-        if self._asks:
-            batch["answers"] = torch.cat([row.weights for row in rows])[None]
-        return batch
 
     def _row(self, number: int) -> Row:
         stream = self._streams[int(self.schedule.sources[number])]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock, Timeout
 from pydantic import Field
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import integration_utils
 
+from ropepatch.attention import REMAPPINGS
 from ropepatch.attention.remapped import check_mappable
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
@@ -29,6 +33,7 @@ from ropepatch.files import (
     check_resumed,
     read_json,
     remove,
+    shipped,
     whole_file,
     write_json,
 )
@@ -36,17 +41,14 @@ from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
 from ropepatch.model.config import stock_code
 from ropepatch.model.precision import fastest
-from ropepatch.processes import Processes, join
+from ropepatch.processes import Processes, join, on_cpu
 from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import seed_of
 from ropepatch.training.adapter import Weights
-from ropepatch.training.arguments import announced, check_launcher, checked_arguments
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.recipe import FREE, Recipe, refuse_map, remapping_of
+from ropepatch.training.recipe import FREE, Recipe, remapping_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, TrainingArguments
-
     from ropepatch.model.checkpoint import Checkpoint
 
 # In the folder of a run
@@ -61,7 +63,7 @@ NOT_DECISIVE: dict[str, Any] = {
     "method": True,
     "watch": True,
     "save": True,
-    "trainer": {"save_total_limit", *FREE},
+    "trainer": {*FREE},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
 
@@ -95,6 +97,7 @@ class Run:
         recipe: The recipe.
         out: The folder to write, absolute.
         include: Patterns of further files of the checkpoint.
+        command: The command line, for the record.
         say: Takes lines for the user.
         progress: See `ropepatch.progress.bar`.
         processes: The processes.
@@ -104,6 +107,7 @@ class Run:
     recipe: Recipe
     out: Path
     include: Sequence[str] = ()
+    command: str | None = None
     say: Say = silent
     progress: Progress = no_bar
     processes: Processes = field(default_factory=join)
@@ -114,14 +118,9 @@ class Run:
         return self.plan.checkpoint(self.include)
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer."""
-        return self.source.tokenizer
-
-    @cached_property
     def counted(self) -> Weights:
         """The counts of its weights; raises `RopepatchError` if the model cannot have the adapter."""
-        return Weights.of(copy.deepcopy(self.plan.config.skeleton), self.recipe.lora)
+        return Weights.of(self.plan.config.skeleton, self.recipe.lora)
 
     @cached_property
     def earlier(self) -> RunRecord:
@@ -131,8 +130,7 @@ class Run:
     @cached_property
     def arguments(self) -> TrainingArguments:
         """The Trainer's arguments; raises `RopepatchError` if transformers rejects the recipe's."""
-        with announced(self.recipe):
-            return checked_arguments(self.recipe, self.folder, self.earlier.precision)
+        return trainer_arguments(self.recipe, self.folder, self.earlier.precision)
 
     @property
     def folder(self) -> Path:
@@ -149,29 +147,35 @@ class Run:
         """The token at the start of every sequence, if the model's family needs it."""
         if self.plan.config.model_type not in BOS_IN_EACH_WINDOW:
             return None
-        token: int | None = self.tokenizer.bos_token_id
+        token: int | None = self.source.tokenizer.bos_token_id
         return token
 
-    def decisive(self, text: str) -> dict[str, Any]:
-        """Return the settings that decide the weights; ``text`` is the digest of its texts."""
-        plan = self.plan.to_dict()
-        return {
-            "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
-            "method": {
-                key: plan[key]
-                for key in ("method", "factor", "parameters", "target", "inv_freq")
-            },
-            "weights": self.source.fingerprint,
-            "config": seed_of(json.dumps(self.plan.config.raw, sort_keys=True)),
-            "text": text,
-            "processes": self.processes.count,
-        }
+    def check(self) -> None:
+        """Raise `RopepatchError` for all that is wrong before a weight is loaded."""
+        check_trainable(self.plan, self.recipe)
+        check_machine(self.recipe)
+        _check_attention(self.plan, self.recipe)
+        _ = self.arguments
+        _ = self.counted
 
     def check_out(self) -> None:
         """Raise `RopepatchError` if the output folder has other content or lies in the checkpoint."""
         if not records.exists(self.out):
             absent(self.out)
         check_outside(self.source, self.out)
+
+    def decisive(self, text: str) -> dict[str, Any]:
+        """Return the settings that decide the weights; ``text`` is the digest of its texts."""
+        plan = self.plan.to_dict()
+        method = ("method", "factor", "parameters", "target", "inv_freq")
+        return {
+            "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
+            "method": {key: plan[key] for key in method},
+            "weights": self.source.fingerprint,
+            "config": seed_of(json.dumps(self.plan.config.raw, sort_keys=True)),
+            "text": text,
+            "processes": self.processes.count,
+        }
 
     def check_resumed(self, decisive: dict[str, Any]) -> None:
         """Raise `RopepatchError` if the folder is that of a run with other settings."""
@@ -236,21 +240,12 @@ class Run:
 
     def _read(self) -> RunRecord:
         file = self.folder / RECORD
-        if self.folder.is_symlink() or not (
-            self.folder.is_dir() or not self.folder.exists()
-        ):
-            raise RopepatchError(
-                f"{self.folder} is not a folder, but the run needs a folder there",
-                hint=f"choose another {argument('out')}",
-            )
         if file.exists():
             hint = f"remove {self.folder} to start again"
             return validated(RunRecord, read_json(file), hint, str(file))
-        names = []
-        if self.folder.exists():
-            names = [path.name for path in self.folder.iterdir()]
+        is_file = self.folder.exists() and not self.folder.is_dir()
         # Hidden are the lock and a partial record.
-        if any(not name.startswith(".") for name in names):
+        if is_file or any(self.folder.glob("[!.]*")):
             raise RopepatchError(
                 f"{self.folder} exists and is not a run",
                 hint=f"choose another {argument('out')}",
@@ -282,30 +277,18 @@ def newest(folder: Path) -> Path | None:
 # What is checked before a weight is loaded
 
 
-def checks(run: Run) -> list[Callable[[], object]]:
-    """Return the checks of a run, which raise `RopepatchError`; a dry run collects their errors."""
-    return [
-        partial(_check_4_bits, run.recipe),
-        partial(check_trainable, run.plan, run.recipe),
-        partial(check_launcher, run.recipe),
-        partial(_check_attention, run.plan, run.recipe),
-        lambda: run.arguments,
-        lambda: run.counted,
-    ]
-
-
 def check_trainable(plan: Plan, recipe: Recipe) -> None:
     """Raise `RopepatchError` if a model with this plan cannot be trained with this recipe."""
-    refuse_map(plan.method.name)
-    if plan.length_dependent and not plan.method.length_dependent:
+    if plan.method.name in REMAPPINGS:
         raise RopepatchError(
-            f"{plan.source.name} follows the length: there are no fixed frequencies to train for",
-            hint="give config.json one list for all lengths, its long_factor for short_factor, too",
+            f"a model cannot be trained with a position remapping, got {plan.method.name}",
+            hint="use a scaling such as yarn",
         )
     if plan.length_dependent:
+        name = plan.method.name if plan.method.length_dependent else plan.source.name
         raise RopepatchError(
-            f"{plan.method.name} follows the length: there are no fixed frequencies to train for",
-            hint="train with a static method",
+            f"{name} follows the length: there are no fixed frequencies to train for",
+            hint="train with a static method; of a list for each length config.json must contain one",
         )
     if plan.config.is_quantised:
         raise RopepatchError(
@@ -329,21 +312,95 @@ def _check_attention(plan: Plan, recipe: Recipe) -> None:
     if recipe.packed_by_us:
         with packed_attention(model):
             return
-    with stock_code(
-        f"use {recipe.attention}", "attention: sdpa needs no further package"
-    ):
+    hint = "attention: sdpa needs no further package"
+    with stock_code(f"use {recipe.attention}", hint):
         model.set_attn_implementation(recipe.attention)
 
 
-def _check_4_bits(recipe: Recipe) -> None:
-    if recipe.quantization is None:
-        return
-    if not torch.cuda.is_available():
+# Launchers and transformers' Trainer
+
+
+def splits_weights() -> bool:
+    """Return whether accelerate's launcher splits the weights over processes, by FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
+
+
+def check_machine(recipe: Recipe) -> None:
+    """Raise `RopepatchError` if this machine or its launcher cannot train a recipe."""
+    if recipe.quantization and not torch.cuda.is_available():
         raise RopepatchError(
             "quantization: 4bit needs a CUDA GPU, and none was found",
             hint="drop quantization",
         )
-    if find_spec("bitsandbytes") is None:
+    if recipe.quantization and find_spec("bitsandbytes") is None:
         raise RopepatchError(
             "quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes"
         )
+    place = shipped("recipes/accelerate")
+    variables = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
+    splits_rows = any(os.environ.get(name, "1") != "1" for name in variables)
+    if splits_rows or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise RopepatchError(
+            "several processes train a recipe's packed sequences by DDP or FSDP2 alone",
+            hint=f"{place}/fsdp2.yaml; or train what `extend` writes with a trainer of your own",
+        )
+    for section in ("distil", "quantization"):
+        if getattr(recipe, section) and splits_weights():
+            raise RopepatchError(
+                f"{section} needs the whole model in each process, and FSDP splits it",
+                hint=f"DDP takes them: {place}/ddp.yaml; or leave {section} out",
+            )
+
+
+def trainer_arguments(recipe: Recipe, folder: Path, dtype: str) -> TrainingArguments:
+    """Make the Trainer's arguments: our defaults, the recipe's, and what only ropepatch sets.
+
+    Raises `RopepatchError` if transformers has no such arguments, trackers, optimiser or schedule.
+    """
+    defaults: dict[str, Any] = {
+        "report_to": "none",
+        "logging_steps": 10,
+        "save_steps": 100,
+        "save_total_limit": 2,
+    }
+    ours: dict[str, Any] = {
+        "output_dir": str(folder),
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "eval_strategy": "steps",
+        "eval_steps": recipe.watch.every,
+        "per_device_train_batch_size": 1,  # an item of `Batches` is one forward pass
+        "remove_unused_columns": False,
+        "save_strategy": "steps",
+        "disable_tqdm": True,
+        "bf16": dtype == "bfloat16",
+        "fp16": dtype == "float16",
+        "average_tokens_across_devices": True,
+        "logging_nan_inf_filter": False,  # `log` raises on a loss that is not finite
+        "use_cpu": on_cpu(),
+    }
+    try:
+        arguments = TrainingArguments(**defaults | recipe.trainer | ours)
+        trackers = integration_utils.get_reporting_integration_callbacks(
+            arguments.report_to
+        )  # type: ignore[no-untyped-call]
+        for tracker in trackers:
+            tracker()
+        Trainer.get_optimizer_cls_and_kwargs(arguments)
+        get_scheduler(
+            arguments.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+            num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
+            num_training_steps=recipe.max_steps,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise RopepatchError(
+            f"transformers rejects the recipe's trainer section: {' '.join(str(error).split())[:300]}",
+            hint="fix the trainer section of the recipe",
+        ) from error
+    if arguments.n_gpu > 1:  # without a launcher: one GPU instead of nn.DataParallel
+        arguments._n_gpu = 1
+    return arguments

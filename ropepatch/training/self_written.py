@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache as once
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.texts import first_token
 from ropepatch.data.tokens import TokenStore, cached, tokenizer_digest
@@ -20,9 +18,9 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.cost import cache_bytes
-from ropepatch.model.head import cache_keyword, incremental_forward
+from ropepatch.model.head import incremental_forward
 from ropepatch.model.precision import fastest, memory_of, placed
-from ropepatch.progress import Advance, Progress, no_bar
+from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import key_of, seed_of
 
 FORMAT = 2  # the version of the sampling
@@ -30,7 +28,6 @@ TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent
 SHARD = 2**14  # tokens per batch on a CPU, each an entry of the cache
 CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"
-REPORTED = 8  # tokens of each document between two reports of progress
 
 
 def self_written(
@@ -63,7 +60,12 @@ def self_written(
             seed_of(seed, "self", done // length)
         )
         rows = side_by_side(model(), length, tokens - done)
-        report = partial(_report, advance, rows, done, tokens)
+
+        def report(column: int) -> None:
+            """Show the tokens so far, when every document of a shard has so many."""
+            now = done + rows * column
+            advance(now, max(tokens, now))
+
         return generated(model(), tokenizer, length, draws, rows, report)
 
     with progress(SELF_WRITTEN) as advance:
@@ -72,12 +74,6 @@ def self_written(
             done += length * len(entries[-1])
             advance(done, max(done, tokens))
     return TokenStore.of(SELF_WRITTEN, *entries).first(tokens)
-
-
-def _report(advance: Advance, rows: int, before: int, total: int, column: int) -> None:
-    """Show the tokens so far, when every document of a shard has so many."""
-    done = before + rows * column
-    advance(done, max(total, done))
 
 
 def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
@@ -96,42 +92,6 @@ def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
     return max(1, min(room, -(-tokens // length)))
 
 
-class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A preallocated KV cache layer [B, K, T, D]: growing it by copies would fragment memory."""
-
-    def __init__(self, layer: Any, length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype, self.device, self.is_initialized = (
-            layer.keys.dtype,
-            layer.keys.device,
-            True,
-        )
-        self._buffers = [
-            x.new_empty(*x.shape[:2], length, x.shape[3])
-            for x in (layer.keys, layer.values)
-        ]
-        self.keys, self.values = (buffer[:, :, :0] for buffer in self._buffers)
-        self.update(layer.keys, layer.values)
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        begin = self.get_seq_length()
-        end = begin + key_states.shape[2]
-        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, begin:end] = new
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
-        return self.keys, self.values
-
-
-def _preallocate(cache: Any, length: int) -> None:
-    """Replace the layers of a KV cache that grow by copies."""
-    layers = cache.layers if isinstance(cache, DynamicCache) else []
-    for index, layer in enumerate(layers):
-        if type(layer) is DynamicLayer:
-            layers[index] = _InPlace(layer, length)
-
-
 @torch.no_grad()
 def generated(
     model: PreTrainedModel,
@@ -144,7 +104,7 @@ def generated(
     """Sample ``rows`` documents of ``length`` tokens (int32) at `TEMPERATURE`.
 
     After an end-of-text token, a document continues with the next text. ``report`` receives the length of the
-    unfinished documents after every `REPORTED` tokens.
+    documents after every token.
     """
     first = first_token(tokenizer)
     if first is None:
@@ -155,8 +115,6 @@ def generated(
     columns, run = [ids], incremental_forward(model)
     while len(columns) < length:
         output = run(ids)
-        if len(columns) == 1:
-            _preallocate(output[cache_keyword(model)], length)
         p = (output.logits[:, -1].float() / TEMPERATURE).softmax(-1)
         if not p.isfinite().all():
             raise RopepatchError(
@@ -165,6 +123,5 @@ def generated(
             )
         ids = p.multinomial(1, generator=draws)
         columns.append(ids)
-        if len(columns) % REPORTED == 0 and len(columns) < length:
-            report(len(columns))
+        report(len(columns))
     return list(torch.cat(columns, 1).int().cpu())

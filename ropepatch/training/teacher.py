@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,8 +22,6 @@ from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
 from ropepatch.training.loss import NO_INPUT, linear_head, of_next
 from ropepatch.training.recipe import Distil, remapping_of
 from ropepatch.training.run import Run
-
-UNKNOWN: Any = object()
 
 
 def teaching(run: Run, model: Any) -> Remapped | None:
@@ -48,8 +46,12 @@ class Teacher:
         self, model: Any, window: int, mapped: Remapped | None, distil: Distil
     ) -> None:
         self.model, self.window, self.mapped = model, window, mapped
-        self._options = distil.model_dump(exclude={"remapping", "auto_size"})
-        self._head: nn.Linear | None = UNKNOWN
+        self._options = distil.model_dump(include={"temperature", "cross_entropy"})
+
+    @cached_property
+    def head(self) -> nn.Linear | None:
+        """See `linear_head`; found while the model is its teacher."""
+        return linear_head(self.model)
 
     def loss(self, batch: Mapping[str, Any]) -> partial[Tensor]:
         """Run the teacher on the segments of a batch, and return `linear_distillation` towards its output.
@@ -64,18 +66,14 @@ class Teacher:
         inputs |= {"position_ids": true[None].long(), "use_cache": False}
         mapped = self.mapped if batch["max_length_q"] > self.window else None
         with self.reading(mapped):
-            if self._head is UNKNOWN:
-                self._head = linear_head(self.model)
             teacher = self._output(inputs)
-        answers = batch.get("answers")
-        if answers is not None:
-            answers = of_next(answers, 0.0).flatten()
+        answers = of_next(batch["answers"], 0.0).flatten()
         return partial(
             linear_distillation, teacher=teacher, answers=answers, **self._options
         )
 
     def _output(self, inputs: dict[str, Any]) -> TeacherOutput:
-        if self._head is None:
+        if self.head is None:
             return TeacherOutput(self.model(**inputs).logits.flatten(0, -2))
         states: list[Tensor] = []
 
@@ -83,23 +81,21 @@ class Teacher:
             states.append(hidden.flatten(0, -2))
             return hidden.new_zeros(())
 
-        with shadowed(self._head, keep):
+        with shadowed(self.head, keep):
             self.model(**inputs)
-        return TeacherOutput(states[0], self._head.weight, self._head.bias)
+        return TeacherOutput(states[0], self.head.weight, self.head.bias)
 
     @contextmanager
     def reading(self, mapped: Remapped | None = None) -> Iterator[None]:
         """Turn the model into its teacher within the block: the base, maybe remapped, without gradients."""
         base = base_model(self.model)
         scaled = find_substitute(base, RotarySubstitute)
-        with ExitStack() as stack:
-            states = (
-                torch.no_grad(),
-                evaluating(self.model),
-                self.model.disable_adapter(),
-            )
-            for state in states:
-                stack.enter_context(state)
+        with (
+            torch.no_grad(),
+            evaluating(self.model),
+            self.model.disable_adapter(),
+            ExitStack() as stack,
+        ):
             if scaled is not None:
                 stack.enter_context(rotating_by(base, scaled[0], scaled[1].stock))
             if mapped is not None:

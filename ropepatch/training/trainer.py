@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -26,11 +27,10 @@ from ropepatch.evaluation.retrieval import retrieve
 from ropepatch.extension.record import ShortContextCheck
 from ropepatch.files import remove
 from ropepatch.progress import Advance, Say, unseen
-from ropepatch.training.arguments import DEEPSPEED, engine
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.run import PARTIAL, Run, checkpoints
-from ropepatch.training.teacher import UNKNOWN, Teacher
+from ropepatch.training.run import PARTIAL, Run, checkpoints, splits_weights
+from ropepatch.training.teacher import Teacher
 
 DEPTHS = 5  # equal parts of the target, with equally many passkeys
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
@@ -68,30 +68,21 @@ class LongContextTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)  # stdout is for results
         self.run, self.pieces, self.teacher = run, pieces, teacher
-        self._head: Any = UNKNOWN
         # Else the Trainer does not count num_items_in_batch
         self.model_accepts_loss_kwargs = True
-        if engine() != DEEPSPEED:  # DeepSpeed is set not to divide by it
-            # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
-            self.accelerator.gradient_accumulation_steps = 1
+        # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
+        self.accelerator.gradient_accumulation_steps = 1
+
+    @cached_property
+    def head(self) -> nn.Linear | None:
+        """See `linear_head`; found once the model is wrapped."""
+        return linear_head(self.model_wrapped)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, and close the trackers' writers if it is interrupted.
-
-        With one process, a signal stops it after the current step is saved; with several, at once.
-        """
-        try:
-            with (
-                self.stop.listening()
-                if self.run.processes.count == 1
-                else nullcontext()
-            ):
-                return super().train(*args, **kwargs)
-        except BaseException:
-            for callback in self.callback_handler.callbacks:
-                if writer := getattr(callback, "tb_writer", None):
-                    writer.close()
-            raise
+        """Train; with one process a signal stops it after the current step is saved, with several at once."""
+        alone = self.run.processes.count == 1
+        with self.stop.listening() if alone else nullcontext():
+            return super().train(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         rows: Any = self.train_dataset
@@ -112,19 +103,14 @@ class LongContextTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Compute the loss of a batch, divided by the number of labels of the whole step."""
-        self._find_head(model)
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
         loss = causal_lm_loss(
-            model, inputs, num_items_in_batch, head=self._head, distilled=distilled
+            model, inputs, num_items_in_batch, head=self.head, distilled=distilled
         )
         if num_items_in_batch is not None:
             # Data parallelism averages over the processes
             loss = loss * self.run.processes.count
         return (loss, {}) if return_outputs else loss
-
-    def _find_head(self, model: Any) -> None:
-        if self._head is UNKNOWN:
-            self._head = linear_head(model)
 
     def evaluate(
         self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
@@ -132,7 +118,7 @@ class LongContextTrainer(Trainer):
         """Run our evaluation and log it."""
         with self.accelerator.autocast():
             # FSDP2 cannot train weights gathered in inference mode
-            self._find_head(self.model_wrapped)
+            _ = self.head
             model = self.accelerator.unwrap_model(self.model)
             measured = measure(self.run, self.pieces, model)
         metrics = {
@@ -244,8 +230,8 @@ class ProgressLines(TrainerCallback):
     ) -> None:
         self._say, self._advance = say, advance
         self._tokens, self._base = tokens_per_step, base
-        self._began = self._seconds = self._logged = 0.0
-        self._steps = 0
+        self._began = 0.0
+        self._spent: list[float] = []  # on each step since the last line
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Start the clock, which excludes evaluations and checkpoints."""
@@ -253,8 +239,7 @@ class ProgressLines(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
-        self._seconds += time.perf_counter() - self._began
-        self._steps += 1
+        self._spent.append(time.perf_counter() - self._began)
         self._advance(state.global_step, state.max_steps)
 
     def on_log(
@@ -264,10 +249,11 @@ class ProgressLines(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         step = f"step {state.global_step}/{state.max_steps}"
-        if "loss" in logs and self._steps:
-            state.log_history[-1][SECONDS] = self._seconds - self._logged
-            self._logged = self._seconds
-            per_step = self._seconds / self._steps
+        if "loss" in logs and self._spent:
+            spent = math.fsum(self._spent)
+            per_step = spent / len(self._spent)
+            self._spent.clear()
+            state.log_history[-1][SECONDS] = spent
             left = round((state.max_steps - state.global_step) * per_step)
             self._say(
                 f"{step}, loss {logs['loss']:.4f}, {self._tokens / per_step:,.0f} tokens/s, "
@@ -330,19 +316,20 @@ def measure(
         model: The model.
     """
     watch, target = run.recipe.watch, run.plan.target
-    split = engine() is None  # else the model is split over the processes
-    measured = {}
-    if watch.target and len(pieces[0]) >= target:
-        curve = perplexity(model, None, pieces, split=split)
-        measured["short_loss"] = curve.at(run.trained).value
-        measured["target_loss"] = curve.between(target // 2, target).value
-    else:
+    split = not splits_weights()
+    if not watch.target or len(pieces[0]) < target:
         short = short_context_loss(run, pieces, model, split=split)
-        measured["short_loss"] = short.value
+        measured = {"short_loss": short.value}
+    else:
+        curve = perplexity(model, None, pieces, split=split)
+        measured = {
+            "short_loss": curve.at(run.trained).value,
+            "target_loss": curve.between(target // 2, target).value,
+        }
     if watch.target and watch.passkey_trials:
         found = retrieve(
             model,
-            run.tokenizer,
+            run.source.tokenizer,
             lengths=[target],
             haystacks=DEPTHS * watch.passkey_trials,
             keys=1,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension import record as records
-from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
 from ropepatch.model.gguf import GgufModel
@@ -26,10 +24,9 @@ from ropepatch.progress import (
     silent,
 )
 from ropepatch.settings import Length, name_of
-from ropepatch.training.forecast import forecast, other_model, sized
+from ropepatch.training.forecast import forecast, sized
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe
-from ropepatch.training.run import Run, checkpoints, checks
-from ropepatch.training.supply import check_run
+from ropepatch.training.run import Run, checkpoints
 from ropepatch.verbs.extend import (
     Extension,
     absolute,
@@ -102,21 +99,35 @@ def train(
             f"{argument('field')} and {argument('split')} need {argument('text')}",
             hint="add the text, or leave them out",
         )
-    if isinstance(model, Plan) and any(
-        one is not None for one in (to, method, original, revision)
-    ):
+    try:
+        from ropepatch.training.fine_tuning import fine_tune
+    except ImportError as error:
+        hint = 'pip install "ropepatch[train]"'
+        raise RopepatchError(f"a training needs {error.name}", hint=hint) from error
+    named, settings = "recipe", recipe
+    if not isinstance(settings, Recipe):
+        named = name_of(os.fspath(settings))
+        settings = read_recipe(os.fspath(settings))
+    if not isinstance(model, Plan):
+        name = method or settings.method.name
+        stated = name == settings.method.name
+        plan = plan_of(
+            model,
+            to=to or settings.to,
+            method=name,
+            original=original,
+            revision=revision,
+            **settings.method.parameters if stated else {},
+        )
+        say_warnings(plan, silent if dry_run else say)
+    elif (to, method, original, revision) == (None, None, None, None):
+        plan = model
+        check_unchanged(plan)
+    else:
         raise RopepatchError(
             "a plan already sets target, method, original and revision",
             hint="pass the model, or only the plan",
         )
-    _check_installed()
-    settings = recipe if isinstance(recipe, Recipe) else read_recipe(os.fspath(recipe))
-    named = "recipe" if isinstance(recipe, Recipe) else name_of(os.fspath(recipe))
-    if isinstance(model, Plan):
-        plan = model
-        check_unchanged(plan)
-    else:
-        plan = _planned(model, settings, to, method, original, revision)
     if isinstance(plan.source, GgufModel):
         raise RopepatchError(
             f"{plan.source.name} is a GGUF file, which cannot be trained",
@@ -126,64 +137,46 @@ def train(
         source = Texts(text=os.fspath(text), field=field, split=split)
         settings = _reading(settings, source)
     if settings.distil is not None and settings.distil.auto_size:
-        settings, note = sized(settings, plan.source, plan.target)
+        settings, note = sized(settings, plan)
         say(note)
-    place = output_of(plan, out, method, named)
-    run = Run(plan, settings, absolute(place), include, say, progress)
-    if dry_run:
-        return _dry_run(run, place, reading)
-    if not isinstance(model, Plan):
-        say_warnings(plan, say)
-    for warning in other_model(plan, settings):
-        say(f"warning: {warning}")
-    _check_fingerprint(plan, settings, reading)
-    check_place(place)
-    for check_one in checks(run):
-        check_one()
-    from ropepatch.training.fine_tuning import fine_tune
-
-    with interruptible(say, lambda: _kept(run)):
-        extra = check_carried(run.source, include, say)
-        written = fine_tune(run)
-        record = run.processes.write_once(
-            lambda: _complete(run, written, reading, extra, command)
+    if Path(plan.source.name).name != Path(settings.model).name:
+        say(
+            f"warning: the recipe is for {settings.model}, this model is {plan.source.name}: "
+            "its learning rate, lengths and target were chosen for that model"
         )
-    assert record.training is not None
-    check = record.training.short_context
-    say(str(check) if check.passed else f"warning: {check}")
-    return Extension(run.out, plan, record.to_dict(), check)
-
-
-def _check_installed() -> None:
-    """Refuse to train without the packages for it."""
-    try:
-        import_module("ropepatch.training.fine_tuning")
-    except ImportError as error:
-        hint = 'pip install "ropepatch[train]"'
-        raise RopepatchError(f"a training needs {error.name}", hint=hint) from error
-
-
-def _planned(
-    model: str | os.PathLike[str],
-    recipe: Recipe,
-    to: Length | None,
-    method: str | Path | None,
-    original: Length | None,
-    revision: str | None,
-) -> Plan:
-    """The plan of a recipe, with another target or method if given."""
-    asked: dict[str, Any] = {}
-    if method is None or method == recipe.method.name:
-        asked = recipe.method.parameters
-    name = method or recipe.method.name
-    return plan_of(
-        model,
-        to=to or recipe.to,
-        method=name,
-        original=original,
-        revision=revision,
-        **asked,
-    )
+    place = output_of(plan, out, method, named)
+    run = Run(plan, settings, absolute(place), include, command, say, progress)
+    has_fingerprint = settings.save == "merged" and reading is not False
+    checks: list[Callable[[], object]] = [run.check, partial(check_place, place)]
+    if reading:
+        checks.append(partial(_check_fingerprint, run))
+    if dry_run:
+        if is_here(plan):
+            checks += [run.check_out, partial(_check_source, run)]
+        expected = None
+        with suppress(RopepatchError):  # one of the obstacles
+            expected = forecast(settings, plan, run.counted, run.processes.count)
+        return Extension(place, plan, forecast=expected, obstacles=failures(checks))
+    for check in checks:
+        check()
+    with interruptible(say, lambda: _kept(run)):
+        check_carried(run.source, include, say)
+        written = fine_tune(run)
+        if has_fingerprint:
+            run.processes.write_once(
+                lambda: add_fingerprint(
+                    plan,
+                    written,
+                    asked=bool(reading),
+                    device=run.processes.device,
+                    say=say,
+                    progress=progress,
+                )
+            )
+    assert written.record.training is not None
+    found = written.record.training.short_context
+    say(str(found) if found.passed else f"warning: {found}")
+    return Extension(run.out, plan, written.record.to_dict(), found)
 
 
 def _reading(recipe: Recipe, text: Texts) -> Recipe:
@@ -198,59 +191,24 @@ def _reading(recipe: Recipe, text: Texts) -> Recipe:
     return recipe.model_copy(update={"data": data, "watch": watch})
 
 
-def _check_fingerprint(plan: Plan, recipe: Recipe, reading: bool | None) -> None:
+def _check_fingerprint(run: Run) -> None:
     """Refuse a requested fingerprint if none is possible."""
-    if reading and recipe.save == "adapter":
+    if run.recipe.save == "adapter":
         raise RopepatchError(
             f"{argument('reading')}: save: adapter writes no checkpoint",
             hint="leave it out",
         )
-    if reading:
-        check_fingerprint(plan)
-
-
-def _dry_run(run: Run, place: Path, reading: bool | None) -> Extension:
-    """The plan, the forecast, and the errors that would stop the training; loads no weights."""
-    found: list[Callable[[], object]] = [
-        *checks(run),
-        partial(_check_fingerprint, run.plan, run.recipe, reading),
-        partial(check_place, place),
-    ]
-    if is_here(run.plan):
-        found += [run.check_out, partial(_check_source, run)]
-        if not failures([run.check_out]):
-            found.append(partial(check_run, run))
-    obstacles = failures(found)
-    return Extension(place, run.plan, forecast=forecast(run), obstacles=obstacles)
+    check_fingerprint(run.plan)
 
 
 def _check_source(run: Run) -> None:
-    """Refuse a checkpoint whose files cannot be read or copied."""
+    """Refuse a checkpoint or a text whose files cannot be read or copied."""
     _ = run.source.weights
+    _ = run.source.tokenizer
     check_carried(run.source, run.include, silent)
-
-
-def _complete(
-    run: Run,
-    written: writing.Written,
-    reading: bool | None,
-    extra: dict[str, Path],
-    command: str | None,
-) -> records.Record:
-    """Add the fingerprint, further files, and the command that wrote the checkpoint."""
-    if run.recipe.save == "merged" and reading is not False:
-        add_fingerprint(
-            run.plan,
-            written,
-            asked=bool(reading),
-            device=run.processes.device,
-            say=run.say,
-            progress=run.progress,
-        )
-    writing.copy_files(extra, written.path)
-    if command and written.record.command is None:
-        return records.amend(written.path, command=command)
-    return written.record
+    for source in run.recipe.data.sources:
+        if isinstance(source, Texts):
+            local_files(source.text)
 
 
 def _kept(run: Run) -> str:

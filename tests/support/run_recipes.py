@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from ropepatch.evaluation.results import as_read
 from ropepatch.training import fine_tuning
 from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
-from ropepatch.training.run import Run, checks
+from ropepatch.training.run import Run
 
 STEPS = 6
 SUITE = """
@@ -59,8 +59,7 @@ def ask_little(patch):
 def fine_tune(plan, recipe, out, **how):
     """Check a run and train, and return what was written."""
     run = Run(plan, recipe, Path(out).absolute(), **how)
-    for check in checks(run):
-        check()
+    run.check()
     return fine_tuning.fine_tune(run)
 
 

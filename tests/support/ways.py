@@ -19,7 +19,7 @@ SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 LIMIT = 400.0  # seconds after which a run counts as hanging
 PROCESSES, ROW, STEPS = 2, 64, 4
-FILES = ("ddp", "fsdp2", "zero2", "zero3")
+FILES = ("ddp", "fsdp2")
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "train_norms": False}
 
 
@@ -67,7 +67,7 @@ def launcher_environment(way: str) -> dict[str, str]:
         _validate_launch_command,
         launch_command_parser,
     )
-    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+    from accelerate.utils.launch import prepare_multi_gpu_env
 
     place = ROOT / "recipes" / "accelerate" / f"{way}.yaml"
     words = [
@@ -79,16 +79,10 @@ def launcher_environment(way: str) -> dict[str, str]:
         "no",
         "x.py",
     ]
-    arguments, defaults, _ = _validate_launch_command(
+    arguments, _, _ = _validate_launch_command(
         launch_command_parser().parse_args(words)
     )
-    if arguments.use_deepspeed:
-        arguments.deepspeed_fields_from_accelerate_config = ",".join(
-            defaults.deepspeed_config
-        )
-        made = prepare_deepspeed_cmd_env(arguments)[1]
-    else:
-        made = prepare_multi_gpu_env(arguments)
+    made = prepare_multi_gpu_env(arguments)
     return {
         name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_"))
     }
@@ -129,7 +123,6 @@ def start(
             "PYTHONPATH": os.pathsep.join(filter(None, found)),
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
-            "DS_ACCELERATOR": "cpu",
         }
     )
     line = [sys.executable, *words]
@@ -190,18 +183,13 @@ def work(
 
 
 def without_gpus() -> None:
-    """Make accelerate run FSDP, which it supports only on GPUs, over gloo; stop DeepSpeed from compiling."""
+    """Make accelerate run FSDP, which it supports only on GPUs, over gloo."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         from accelerate import PartialState
         from accelerate.state import DistributedType
 
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        import deepspeed
-
-        # Minutes to compile; gloo serves
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 from loss_models import Largest
-from tiny_models import into, tiny_model
+from tiny_models import tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
@@ -141,35 +141,20 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
 # Errors
 
 
-EDGES = ([0, 35], [0, 37], [0, 20, 20, 36], [0, 40, 36], [3, 36], [0], [], [1, 20, 37])
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"cu_seq_lens_q": None},
         {"attention_mask": torch.ones(1, 36, dtype=torch.long)},
         {"attention_mask": torch.zeros(1, 1, 36, 36)},
-        *({"cu_seq_lens_q": torch.tensor(edges, dtype=torch.int32)} for edges in EDGES),
-        {"input_ids": tokens(rows=2)},
         *({name: torch.ones(1)} for name in ("softcap", "s_aux", "position_bias")),
-        {"past_key_values": "filled"},
     ],
 )
 def test_what_is_no_packed_row_is_refused(changes):
     model = build()
-    with packed_attention(model), torch.no_grad():
-        if changes.get("past_key_values"):
-            cache = DynamicCache(config=model.config)
-            model(tokens(), **segments([36]) | (changes := into(cache)))
-        with pytest.raises(RopepatchError, match="packed attention got"):
-            model(**{"input_ids": tokens()} | segments([36]) | changes)
-
-
-def stateful() -> PreTrainedModel:
-    model = build()
-    model._is_stateful = True
-    return model
+    packed = pytest.raises(RopepatchError, match="packed attention got")
+    with packed_attention(model), torch.no_grad(), packed:
+        model(**{"input_ids": tokens()} | segments([36]) | changes)
 
 
 def not_causal() -> PreTrainedModel:
@@ -185,8 +170,6 @@ def not_causal() -> PreTrainedModel:
         lambda: tiny_model(
             "gemma2"
         ),  # newer releases refuse sdpa, older ones drop the cap of scores
-        stateful,
-        lambda: build("gemma3_text", use_bidirectional_attention=True),
         not_causal,
     ],
 )
@@ -217,23 +200,3 @@ def test_other_models_are_left_alone_nothing_of_ours_is_saved_and_an_error_resto
             _ = 1 / 0
         assert torch.equal(model(tokens()).logits, expected[0])
     assert attention.NAME not in (tmp_path / "config.json").read_text()
-
-
-@pytest.mark.parametrize("window", [1, 4, 5, 6, 11, 17, 40])
-@pytest.mark.parametrize("block", [1024, 5])
-def test_a_sliding_window_is_read_as_with_its_whole_mask(window, block, monkeypatch):
-    monkeypatch.setattr(attention, "QUERY_BLOCK", block)
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2)
-    )
-    module = torch.nn.Module()
-    module.num_key_value_groups = 2
-    got = attention.causal(module, query, key, value, window, 0.5)
-    last = attention.causal(module, query[:, :, -7:], key, value, window, 0.5)
-    torch.testing.assert_close(last, got[:, -7:], rtol=0, atol=1e-6)
-    apart = torch.arange(17)[:, None] - torch.arange(17)
-    scores = query @ key.repeat_interleave(2, 1).mT * 0.5
-    seen = scores.masked_fill((apart < 0) | (apart >= window), -torch.inf).softmax(-1)
-    expected = seen @ value.repeat_interleave(2, 1)
-    torch.testing.assert_close(got, expected.transpose(1, 2), rtol=0, atol=1e-5)

@@ -235,7 +235,7 @@ def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
 
 
 @pytest.mark.parametrize("boundaries", [True, False])
-@pytest.mark.parametrize("positions", [TrueLength(), PoSE(), PoSE(chunks=3)], ids=repr)
+@pytest.mark.parametrize("positions", [TrueLength(), PoSE(chunks=3)], ids=repr)
 def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
     lengths = [[3, 9, 30, 1, 1, 50, 6], [100], [2] * 40]
     streams = [
@@ -282,7 +282,8 @@ def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
         assert {
             batch[key].dtype for key in ("input_ids", "labels", "position_ids")
         } == {torch.int64}
-        assert len(batch) == 7
+        assert len(batch) == 8
+        assert not batch["answers"].any()
 
 
 def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny):
@@ -307,8 +308,6 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(tiny):
     random.Random(1).shuffle(order)
     assert all(same(copy[item], expected[item]) for item in order)
     assert not any(same(one, other) for one, other in pairwise(expected))
-    with pytest.raises(IndexError):
-        mixed[len(mixed)]
 
 
 # errors before the first step
@@ -321,32 +320,9 @@ def test_a_window_that_a_source_has_no_room_for_is_refused():
     ]
     with pytest.raises(
         RopepatchError,
-        match="source 1 has 15 tokens, too few for a training sequence of 16",
+        match="source 1 has 15 tokens to train on, too few for a training sequence of 16",
     ):
         batches_of(data_of(1.0, 1.0, windows=(8, 16)), streams)
-
-
-# reports
-
-
-def test_a_report_says_how_often_each_source_is_read():
-    streams = [
-        TokenRows(store_of([104], "books"), 4, 0),
-        TokenRows(store_of([10_000], "web"), 0, 0),
-    ]
-    batches = batches_of(
-        data_of(1.0, 1.0, windows=(10,), tokens_per_batch=80),
-        streams,
-        steps=4,
-        per_step=2,
-    )
-    schedule = batches.schedule
-    read = [schedule.tokens(0), schedule.tokens(1)]
-    assert sum(read) == 640
-    assert [schedule.report(*one) for one in enumerate(streams)] == [
-        f"books: {read[0]} tokens are read, {read[0] / 100:.1f} times what it has",
-        f"web: {read[1]} tokens are read, 0.0 times what it has",
-    ]
 
 
 def test_the_digest_of_a_stream_names_its_text_its_beginning_and_its_order():

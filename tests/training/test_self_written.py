@@ -105,8 +105,7 @@ def test_generation_resumes_after_the_last_whole_shard(
     assert write_tiny(one, tokenizer, 100).digest == few.digest
 
 
-def test_progress_counts_tokens(tmp_path, small_parts, tiny, monkeypatch):
-    monkeypatch.setattr(module, "REPORTED", 12)
+def test_progress_counts_tokens(tmp_path, small_parts, tiny):
     shown = []
 
     @contextmanager
@@ -114,18 +113,9 @@ def test_progress_counts_tokens(tmp_path, small_parts, tiny, monkeypatch):
         yield lambda done, total: shown.append((done, total))
 
     write_tiny(tmp_path, tiny[1], 100, progress=progress)
-    whole = [
-        (24, 100),
-        (48, 100),
-        (64, 100),
-        (88, 100),
-        (112, 112),
-        (128, 128),
-    ]  # two documents per shard
-    assert shown == whole
-    shown.clear()
-    write_tiny(tmp_path, tiny[1], 150, progress=progress)
-    assert shown == [(64, 150), (128, 150), (152, 152), (176, 176), (192, 192)]
+    assert shown[0] == (4, 100)  # two documents in a shard
+    assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+    assert shown[-1] == (128, 128)
 
 
 def test_non_finite_logits_raise_a_one_line_error():
@@ -137,18 +127,6 @@ def test_non_finite_logits_raise_a_one_line_error():
         match="generates no text: its logits are no numbers after 1 tokens",
     ):
         generated(model, Marks(1), 64, draws(), 2)
-
-
-def test_a_full_disk_raises_a_one_line_error(tmp_path, small_parts, tiny, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.finalize", full)
-    with pytest.raises(
-        RopepatchError,
-        match=r"cannot cache the tokens of self-generated text in .*No space",
-    ):
-        write_tiny(tmp_path, tiny[1], 40)
 
 
 def own_text(**changes):
@@ -171,10 +149,12 @@ def test_a_training_reads_self_generated_text_three_times(
     tmp_path, small_parts, monkeypatch
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    supply = read_supply(
-        Run(ropepatch.plan("tiny", to=512, method="yarn"), own_text(), tmp_path / "out")
-    )
-    assert supply.notes[-1].endswith(" 3.0 times what it has")
+    plan = ropepatch.plan("tiny", to=512, method="yarn")
+    supply = read_supply(Run(plan, own_text(), tmp_path / "out"))
+    held_out = sum(map(len, supply.pieces))
+    assert supply.notes == [
+        f"self-generated text: 12 documents, {supply.tokens // 3 + held_out} tokens"
+    ]
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ def batch(lengths, jump: int = 0) -> dict:
         "input_ids": torch.cat(documents)[None],
         "labels": torch.cat(labels)[None],
         "position_ids": torch.cat(places)[None],
+        "answers": torch.zeros(1, sum(lengths)),
         "cu_seq_lens_q": edges,
         "cu_seq_lens_k": edges,
         "max_length_q": max(lengths),
@@ -135,6 +136,7 @@ def test_the_teacher_is_the_base_model_however_the_student_has_changed(
     with packed_attention(student):
         told = teacher.loss(packed).keywords["teacher"]
         assert torch.equal(torch.get_rng_state(), random)  # nothing is dropped
+        packed.pop("answers")
         logits = student(**packed, use_cache=False).logits[0].detach()
     assert told.weight is not None
     torch.testing.assert_close(told.logits(slice(None)), expected, rtol=0, atol=1e-4)

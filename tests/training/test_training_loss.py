@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import wrapped_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_models import VOCABULARY, Largest, build, tokens
+from loss_models import Largest, build, tokens
 from run_recipes import run_two_processes
 from torch import Tensor, nn
 
@@ -161,13 +161,12 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
         "cross_entropy": c,
         "chunk": data.draw(st.integers(1, 20)),
     }
-    mixed |= {"answers": weights} if data.draw(st.booleans()) else {}
-    asked = mixed.get("answers", torch.zeros(N))
+    mixed["answers"] = weights
     found = linear_distillation(
         hidden, weight, labels, teacher=TeacherOutput(*own), bias=bias, **mixed
     )
     student = hidden @ weight.T + (0 if bias is None else bias)
-    expected = taught_by(student, own[0] @ own[1].T + own[2], labels, asked, t, c)
+    expected = taught_by(student, own[0] @ own[1].T + own[2], labels, weights, t, c)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     pairs = (
         gradients(found / 7, hidden, weight, bias),
@@ -177,29 +176,10 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
     logits = student.detach().requires_grad_()
     whole = TeacherOutput(own[0] @ own[1].T + own[2])
     found = linear_distillation(logits, None, labels, teacher=whole, **mixed)
-    expected = taught_by(logits, whole.hidden, labels, asked, t, c)
+    expected = taught_by(logits, whole.hidden, labels, weights, t, c)
     torch.testing.assert_close(
         gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9
     )
-
-
-def test_distillation_in_float32_is_torchs_divergence_to_six_digits():
-    hidden, weight, labels, _ = inputs(600, 16, 300, dtype=torch.float32, bias=False)
-    teacher = torch.randn(600, 300, generator=torch.Generator().manual_seed(1))
-    found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(teacher))
-    scored, (q, p) = (
-        labels != -100,
-        (x.log_softmax(-1) for x in (hidden @ weight.T, teacher)),
-    )
-    expected = F.kl_div(q[scored], p[scored], log_target=True, reduction="sum")
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    pairs = zip(
-        gradients(found, hidden, weight),
-        gradients(expected, hidden, weight),
-        strict=True,
-    )
-    for ours, theirs in pairs:
-        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
 
 
 # The loss of a model
@@ -321,7 +301,6 @@ def small() -> nn.Module:
 
 MODELS = {  # how it is made; which layer's place the loss takes; how many tensors are trained
     "all weights, tied": (lambda: build(tie_word_embeddings=True), "lm_head", 20),
-    "all weights": (lambda: build(tie_word_embeddings=False), "lm_head", 21),
     "a head with a bias": (with_bias, "lm_head", None),
     "an adapter under a frozen head": (
         lambda: peft_model(build(), target_modules=["q_proj", "o_proj"]),
@@ -338,12 +317,8 @@ MODELS = {  # how it is made; which layer's place the loss takes; how many tenso
         "base_model.model.lm_head.modules_to_save.default",
         11,
     ),
-    "granite without scaling": (lambda: build("granite"), "lm_head", None),
-    "gemma3": (lambda: build("gemma3_text", head_dim=8), "lm_head", None),
-    "qwen2": (lambda: build("qwen2"), "lm_head", None),
     "an adapter on the head": (fine_tuned_head, None, 6),
     "a head of packed weights": (packed, None, None),
-    "cohere, times a scale": (lambda: build("cohere"), None, None),
     "granite, by a scale": (lambda: build("granite", logits_scaling=8.0), None, None),
     "gemma2, capped": (lambda: build("gemma2", head_dim=8), None, None),
     "gemma2, so small that its cap makes no difference yet": (small, None, None),
@@ -365,29 +340,6 @@ def test_a_model_gets_the_gradients_of_all_logits(make, place, trained, caplog):
 
 def test_a_cap_is_noticed_in_sixteen_bits():
     assert linear_head(build("gemma2", head_dim=8).bfloat16()) is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda total: total * 1.1,
-        lambda total: total * 0.9,
-        lambda total: total * float("nan"),
-    ],
-)
-def test_a_kernel_that_gives_another_loss_is_not_used(wrong, monkeypatch, caplog):
-    model = build()
-    monkeypatch.setattr(
-        loss,
-        "linear_cross_entropy",
-        lambda *a, **k: wrong(linear_cross_entropy(*a, **k)),
-    )
-    assert linear_head(model) is None
-    assert caplog.text.count("logits are not those of one linear layer") == 1
-    assert (
-        f"about {4 * 4 * 4096 * VOCABULARY / 2**30:.1f} GiB for each 4096 tokens"
-        in caplog.text
-    )
 
 
 def test_the_check_changes_nothing():

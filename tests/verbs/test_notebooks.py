@@ -78,7 +78,7 @@ def test_notebooks_link_to_colab_install_only_there_and_contain_no_outputs(
 @pytest.mark.slow
 def test_the_extend_notebook_extends_a_model(place):
     (before, plan, pairs, found, extension, losses, window), _ = shown("extend")
-    assert "<pre>" in before._repr_html_()
+    assert "<table" in before._repr_html_()
     assert (plan.target, window) == (1024, 1024)
     assert set(found.lengths) == {256, 512, 1024}
     assert extension.record["verified"]["logits"] == "equal"
@@ -96,7 +96,7 @@ def test_the_compare_notebook_ranks_methods_on_a_text():
         "baseline",
         *names["remappings"],
     }
-    assert "<pre>" in choice._repr_html_()
+    assert "<table" in choice._repr_html_()
     assert best == choice.method
     assert drawn._repr_png_().startswith(PNG)
     assert all(
@@ -127,7 +127,6 @@ def test_the_train_notebook_trains_and_distils_a_model(place, monkeypatch, capsy
     for figure in (losses, keys):
         assert figure._repr_png_().startswith(PNG)
     printed = capsys.readouterr()
-    logged = "real_accelerator.py"  # a line of DeepSpeed's on stdout, where that is installed
-    assert [line for line in printed.out.splitlines() if logged not in line] == []
+    assert not printed.out
     assert "step 6/6" in printed.err
     assert (place / "tiny-2k" / "evaluation.html").is_file()

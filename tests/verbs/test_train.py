@@ -206,50 +206,34 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
     assert any("the training asked questions of the kinds" in line for line in lines)
 
 
-TARGET = (4096, False, "true-length")
-BETWEEN = (1024, False, "pose")
-SHORT = (256, False, "pose")
-
-
 @pytest.mark.parametrize(
-    ("gib", "hour", "rows", "reason"),
+    ("gib", "hour", "length", "reason"),
     [
-        (24, 1e15, TARGET, None),
-        (0.2, 1e15, (4096, True, "true-length"), None),
-        (0.08, 1e15, (1024, True, "pose"), "4,096 tokens take 0.079 GiB of 0.06"),
-        (24, 3e13, BETWEEN, "4,096 tokens take 2.5 h on two CPU cores"),
-        (24, 1e12, SHORT, "4,096 tokens take 75.4 h on two CPU cores"),
+        (24, 1e15, 4096, "(the target length)"),
+        (0.08, 1e15, 1024, ": 4,096 tokens take 0.079 GiB of 0.06, and "),
+        (24, 3e13, 1024, "and 2.5 h on two CPU cores"),
+        (24, 1e12, 256, "and 75.4 h on two CPU cores"),
     ],
 )
-def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
-    gib, hour, rows, reason, monkeypatch
+def test_distillation_uses_the_longest_sequences_that_fit_the_device(
+    gib, hour, length, reason, monkeypatch
 ):
     monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
-    monkeypatch.setattr(
-        "ropepatch.training.forecast.memory_of", lambda device: int(gib * 2**30)
-    )
-    monkeypatch.setattr(
-        "ropepatch.training.forecast.HOUR", dict.fromkeys(("cpu", "cuda"), hour)
-    )
+    place = "ropepatch.training.forecast"
+    monkeypatch.setattr(f"{place}.memory_of", lambda device: int(gib * 2**30))
+    monkeypatch.setattr(f"{place}.HOUR", dict.fromkeys(("cpu", "cuda"), hour))
     lines = []
     made = ropepatch.train(
         "tiny", to="16x", recipe="distil", dry_run=True, say=lines.append
     )
-    recipe = made.forecast.to_dict()["recipe"]
-    found = (
-        recipe["data"]["windows"],
-        recipe["gradient_checkpointing"],
-        recipe["positions"]["name"],
-    )
-    assert found == ((rows[0],), *rows[1:])
-    longer = rows[0] > 256
-    assert (
-        recipe["data"]["boundaries"] is not longer
-    )  # self-generated texts end within the original context
-    assert recipe["distil"]["remapping"] == (
-        {"name": "rerope", "window": 192} if longer else "rerope"
-    )
-    assert (reason or "(the target length)") in lines[0]
+    recipe = made.forecast.recipe
+    assert recipe.data.windows == (length,)
+    assert recipe.positions.name == ("true-length" if length == 4096 else "pose")
+    # Self-generated texts end within the original context
+    assert recipe.data.boundaries == (length == 256)
+    if length > 256:
+        assert recipe.distil.remapping == {"name": "rerope", "window": 192}
+    assert reason in lines[0]
 
 
 def changed(tmp_path, **config):
@@ -272,10 +256,7 @@ def test_a_base_without_remapping_support_trains_within_its_original_context(tmp
         source, to="4x", recipe="distil", dry_run=True, say=lines.append
     )
     assert made.forecast.recipe.data.windows == (256,)
-    assert (
-        "sequences of 256 tokens at skipped positions: the base model does not support position remapping ("
-        in lines[0]
-    )
+    assert "sequences of 256 tokens at skipped positions: mistral" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -300,16 +281,7 @@ def test_a_given_text_replaces_the_texts_of_a_recipe(tmp_path):
         )
         sources = ahead.forecast.recipe.data.sources
         assert (sources[0].text, len(sources)) == (str(text), 1 + questions)
-        assert not ahead.forecast.warnings
         assert not ahead.obstacles
-
-
-def test_distillation_with_a_position_remapping_raises_an_error(tmp_path, run_here):
-    line = ("train", "tiny", "--to", "512", "--recipe", "distil", "--method", "rerope")
-    done = run_here(*line, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "a model cannot be trained with a position remapping" in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 # train && eval && push

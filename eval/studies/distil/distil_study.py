@@ -19,7 +19,6 @@ import ropepatch
 from ropepatch.attention import teaching_window
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.model.checkpoint import Checkpoint as Source
 from ropepatch.report.printers import markdown_rows
 from ropepatch.training.forecast import sized
 from ropepatch.training.recipe import read_recipe
@@ -87,11 +86,9 @@ def measure(case: Row, given: Namespace) -> Row:
     if of == FLOOR:
         return place.floor()
     if of == DISTIL:
-        recipe, _ = sized(
-            read_recipe("distil"), Source.find(place.place, weights=True), place.target
-        )
-        recipe = recipe.model_copy(update={"seed": case["seed"]})
         plan = ropepatch.plan(place.place, to=place.target)
+        recipe, _ = sized(read_recipe("distil"), plan)
+        recipe = recipe.model_copy(update={"seed": case["seed"]})
         with (
             tempfile.TemporaryDirectory() as work,
             adapted(plan, recipe, Path(work, "out")) as trained,

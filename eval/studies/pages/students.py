@@ -18,7 +18,6 @@ from typing import Any
 
 import ropepatch
 from ropepatch.extension.planning import Plan
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.training.forecast import sized
 from ropepatch.training.recipe import read_recipe
 
@@ -55,9 +54,8 @@ def student(plan: Plan, out: Path) -> None:
 
 def short_student(plan: Plan, out: Path) -> None:
     """Write the checkpoint of a short self-distillation on the other novels."""
-    source = Checkpoint.find(plan.source.name, weights=True)
     with other_novels(out) as texts:
-        recipe, _ = sized(read_recipe("distil"), source, plan.target)
+        recipe, _ = sized(read_recipe("distil"), plan)
         trainer = recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10}
         watch = recipe.watch.model_copy(update={"target": False, "windows": 1})
         recipe = recipe.model_copy(update={"trainer": trainer, "watch": watch})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,9 +28,17 @@ COLOURS = (
     "#e69f00",
     "#56b4e9",
 )
+DASHES = ("-", "--", ":", "-.")
 # A length
-DASHED: Any = {"color": FAINT, "linewidth": 0.9, "linestyle": "--"}
+DASHED: Any = {
+    "color": FAINT,
+    "linewidth": 0.9,
+    "linestyle": "--",
+    "zorder": 0.9,
+}
+
 STYLE: Any = {
+    "figure.dpi": 100,
     "figure.facecolor": "white",
     "savefig.dpi": 200,
     "font.size": 9,
@@ -47,7 +54,12 @@ STYLE: Any = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
     "legend.frameon": False,
+    "lines.solid_capstyle": "butt",
     "svg.hashsalt": "ropepatch",  # makes files reproducible
 }
 
@@ -59,12 +71,19 @@ class Look(NamedTuple):
     dash: str = "-"
 
 
-def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """A look for every label, in order; unique for up to 24."""
-    free = (
-        Look(colour, dash) for dash, colour in product(("-", "--", ":", "-."), COLOURS)
-    )
-    return dict(zip(dict.fromkeys(labels), cycle(free), strict=False))
+def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, Look]:
+    """A look for every label, in order; unique for up to 24.
+
+    Args:
+        labels: The names of models.
+        unscaled: The names of baselines, which are grey.
+    """
+    chosen = {label: Look(PLAIN) for label in unscaled}
+    free = [Look(colour, dash) for dash in DASHES for colour in COLOURS]
+    for label in labels:
+        if label not in chosen:
+            chosen[label] = free[len(chosen) % len(free)]
+    return chosen
 
 
 def shown(text: str, limit: int = 30) -> str:
@@ -92,10 +111,10 @@ def plain_log_axis(axes: Axes) -> None:
 
 
 def legend_beside(axes: Axes) -> None:
-    """The names of the lines, each once, to the right of the axes."""
+    """The names of the lines, to the right of the axes."""
     handles, names = axes.get_legend_handles_labels()
-    once = dict(zip(map(shown, names), handles, strict=True))
-    axes.legend(once.values(), once, loc="upper left", bbox_to_anchor=(1, 1))
+    once = {shown(name): handle for name, handle in zip(names, handles, strict=True)}
+    axes.legend([*once.values()], [*once], loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
@@ -109,9 +128,12 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 def drawn(figure: Figure, kind: str) -> bytes:
     """The figure as a png or svg file, reproducible, because it has no date."""
     file = BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with house_style():
-        figure.savefig(file, format=kind, metadata=metadata)
+        figure.savefig(
+            file,
+            format=kind,
+            metadata={"Date": None} if kind == "svg" else {"Software": None},
+        )
     return file.getvalue()
 
 
