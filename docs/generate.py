@@ -34,7 +34,8 @@ from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import plan
 from ropepatch.probing.judging import Judgement
-from ropepatch.report.plots import figures_of_plans, save_figure
+from ropepatch.report.plots.changes import figures_of_plans
+from ropepatch.report.plots.style import save_figure
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
 from ropepatch.settings import Named, Settings

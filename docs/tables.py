@@ -47,7 +47,7 @@ from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.model.architectures import ENGINE_TYPES as FACTS
-from ropepatch.report.plots import figures
+from ropepatch.report.plots.lines import figures
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
 from ropepatch.training.recipe import Recipe
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.record import Record, stated_by_card
@@ -30,8 +31,8 @@ from ropepatch.probing.judging import judge
 from ropepatch.probing.reading import source_ids
 from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import card_text
-from ropepatch.report import results_tables
-from ropepatch.report.plots import figures
+from ropepatch.report.plots.lines import figures
+from ropepatch.report.tables import tables_of
 from ropepatch.scaling.file import ScalingFile, read_scaling
 from ropepatch.training.recipe import Recipe
 
@@ -81,6 +82,11 @@ def card_of(file: Path) -> str:
     return card_text(
         Extended("me/x", read_record(file.parent), files=frozenset({"tokenizer.json"}))
     )
+
+
+def tables_in(file: Path) -> None:
+    for group in comparisons([read_result(file)]):
+        tables_of(group)
 
 
 def drawn(file: Path) -> None:
@@ -185,9 +191,7 @@ READERS = {
     "result": Reader(
         "x.json", RESULT, read_result, lambda result: json.loads(result.to_json())
     ),
-    "result in tables": Reader(
-        "x.json", RESULT, lambda file: results_tables([read_result(file)])
-    ),
+    "result in tables": Reader("x.json", RESULT, tables_in),
     "result in figures": Reader("x.json", RESULT, drawn),
     **{
         f"record {name}": Reader(

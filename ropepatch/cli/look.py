@@ -88,7 +88,7 @@ def doctor(
         )
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
-    if fix is not None and fixable and diagnosis.folder:
+    if fix is not None and fixable:
         with (
             bar("copying") as copied,
             arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})),

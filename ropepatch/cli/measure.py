@@ -10,7 +10,7 @@ from cyclopts import Group
 
 import ropepatch
 from ropepatch.cli.derive import command
-from ropepatch.cli.screen import command_line, feedback, print_text
+from ropepatch.cli.screen import command_line, feedback, print_text, screen_width
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.processes import is_first
 from ropepatch.progress import say_on_stderr, warn_on_stderr
@@ -68,9 +68,9 @@ def evaluate(
     if is_first() and as_json:
         print(results.to_json())
     elif is_first():
-        from ropepatch.report import print_results
+        from ropepatch.report.tables import results_text
 
-        print_results(results)
+        print_text(results_text(results, screen_width()))
 
 
 @command(
@@ -87,7 +87,7 @@ def compare(
     model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any
 ) -> None:
     """`as_json` also prints the whole rule."""
-    from ropepatch.report import print_ranking
+    from ropepatch.report.tables import ranking_text
 
     choice = ropepatch.compare(
         model, to=to, **asked, command=command_line(), **feedback(quiet)
@@ -97,8 +97,9 @@ def compare(
     if as_json:
         print(choice.to_json())
         return
-    line = "" if choice.method is None else _command(model, to, choice.method, asked)
-    print_ranking(choice.ranking, choice.results, command=line)
+    print_text(ranking_text(choice.ranking, choice.results, screen_width()))
+    if choice.method is not None:
+        print_text(f"  {_command(model, to, choice.method, asked)}")
 
 
 def _command(model: str, to: str, method: str, asked: dict[str, Any]) -> str:
@@ -132,7 +133,7 @@ def plot(
         out: The folder to write.
     """
     from ropepatch.files import absent, new_folder
-    from ropepatch.report.plots import save_figure
+    from ropepatch.report.plots.style import save_figure
 
     if (methods and to is None) or (to is not None and len(results) > 1):
         raise RopepatchError(
@@ -155,7 +156,7 @@ def plot(
 def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
     from ropepatch.evaluation.suites import participants
     from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.report.plots import figures_of_plans
+    from ropepatch.report.plots.changes import figures_of_plans
     from ropepatch.settings import listed
 
     drawn, left_out = participants(Checkpoint.find(model), listed(methods), to=to)
@@ -165,7 +166,7 @@ def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
 
 
 def _of_results(names: list[str]) -> dict[str, Figure]:
-    from ropepatch.report.plots import figures
+    from ropepatch.report.plots.lines import figures
 
     measured = [result for name in names for result in ropepatch.read_results(name)]
     try:
@@ -216,7 +217,7 @@ def demo(
 def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
     """The measurements of the demo at both lengths, a conclusion, and the files with all results."""
     from ropepatch.files import from_here
-    from ropepatch.report.plots import save_figure
+    from ropepatch.report.plots.style import save_figure
 
     folder, plan = extension.folder, extension.plan
     original, target = plan.source.config.window, plan.target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -47,12 +48,16 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(columns(rows, headers, whole=[0, *named]))
 
 
+def screen_width() -> int | None:
+    """The characters of a line of the terminal; None if stdout is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def print_text(text: str) -> None:
     """Print lines, escaped; on a screen, long ones are wrapped between words and indented."""
-    import shutil
     import textwrap
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = screen_width()
     for line in (printable(line, LONGEST) for line in text.split("\n")):
         if width is None or len(line) <= width:
             print(line)

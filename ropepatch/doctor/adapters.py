@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ropepatch.doctor.findings import TOKENIZER, Finding, Problem, Rule, shown
-from ropepatch.doctor.rules import positive
-from ropepatch.errors import RopepatchError, plain
+from ropepatch.doctor.findings import Finding, Rule
+from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 
 BASE = "base_model_name_or_path"
-NAME_IT = f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
-THREAD = "https://github.com/huggingface/trl/issues/4277"
+THREAD = "huggingface/trl/issues/4277"
 MISSING = Rule(
     "adapter-base-missing", "error", "the RoPE of its base is unknown", THREAD
 )
@@ -32,42 +30,36 @@ NO_RECORD = Rule(
 
 
 def adapter_findings(
-    adapter: dict[str, Any], record: dict[str, Any], tokenizer: dict[str, Any]
-) -> list[Finding]:
+    adapter: dict[str, Any], record: dict[str, Any]
+) -> Iterator[Finding]:
     """Check an adapter against the base checkpoint that it names.
 
     Args:
         adapter: The content of adapter_config.json.
         record: The content of ropepatch.json; empty without one.
-        tokenizer: The content of tokenizer_config.json; empty without one.
     """
     name = adapter.get(BASE)
     try:
         base = _find_base(name, adapter.get("revision"))
-        _ = base.config.rope
+        rope = base.config.rope
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
-        problem = Problem(
-            (BASE,), f"cannot load the base model: {error}", NAME_IT, name, file=ADAPTER
+        problem = f"cannot load the base model: {error}"
+        remedy = (
+            f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
         )
-        return [MISSING.finding(problem)]
-    if record:
-        return list(_against_record(record, base))
-    return [_without_record(tokenizer, base)]
-
-
-def _find_base(name: object, revision: object) -> Checkpoint:
-    if not isinstance(name, str) or not name:
-        raise RopepatchError(
-            f"{ADAPTER} has no {BASE}", hint=f"write {BASE} into {ADAPTER}"
+        yield MISSING.found(Finding((BASE,), problem, remedy, ADAPTER, name))
+        return
+    if not record:
+        problem = (
+            f"the RoPE that it was trained with is not recorded; the base {base.name} has "
+            f"{base.config.window} tokens"
         )
-    is_here = name == "tiny" or Path(name).is_dir()
-    return Checkpoint.find(
-        name, None if is_here or not isinstance(revision, str) else revision
-    )
-
-
-def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Finding]:
-    rope = base.config.rope
+        remedy = (
+            "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) where "
+            "it was trained"
+        )
+        yield NO_RECORD.found(Finding((BASE,), problem, remedy, ADAPTER, name))
+        return
     carried = rope.inv_freq().tolist(), rope.carried_attention_factor
     if carried != (record.get("inv_freq"), record.get("attention_factor")):
         problem = (
@@ -75,28 +67,13 @@ def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Findin
             f"{base.name} has other RoPE parameters"
         )
         remedy = "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
-        yield LACKS_ROPE.finding(
-            Problem((BASE,), problem, remedy, base.name, file=ADAPTER)
-        )
+        yield LACKS_ROPE.found(Finding((BASE,), problem, remedy, ADAPTER, name))
 
 
-def _without_record(tokenizer: dict[str, Any], base: Checkpoint) -> Finding:
-    length = positive(tokenizer.get("model_max_length"))
-    if length and base.config.window < length < 1e9:  # larger numbers mean no limit
-        problem = (
-            f"its tokenizer allows {plain(length)} tokens, the base {shown(base.name)} has a context of "
-            f"{base.config.window}"
-        )
-        remedy = "ask its author for the RoPE parameters, and load it onto a base that has them"
-        return LACKS_ROPE.finding(
-            Problem(("model_max_length",), problem, remedy, length, file=TOKENIZER)
-        )
-    problem = (
-        f"the RoPE that it was trained with is not recorded; the base {shown(base.name)} has "
-        f"{base.config.window} tokens"
+def _find_base(name: object, revision: object) -> Checkpoint:
+    if not isinstance(name, str) or not name:
+        raise RopepatchError(f"{ADAPTER} has no {BASE}")
+    is_here = name == "tiny" or Path(name).is_dir()
+    return Checkpoint.find(
+        name, None if is_here or not isinstance(revision, str) else revision
     )
-    remedy = (
-        "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) where it "
-        "was trained"
-    )
-    return NO_RECORD.finding(Problem((BASE,), problem, remedy, base.name, file=ADAPTER))

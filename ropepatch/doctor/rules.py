@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 
 from ropepatch.doctor.findings import (
-    CONFIG,
     TOKENIZER,
     Edit,
     Finding,
     Keys,
-    Look,
-    Problem,
     Rule,
-    Severity,
     edited,
     has_errors,
     shown,
+    value_at,
 )
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.model.architectures import (
@@ -50,7 +47,6 @@ from ropepatch.model.config import (
     Config,
     blueprint,
     default_theta,
-    differs_by_layer,
     dual_chunk_original,
     find_rotary,
     generates,
@@ -133,8 +129,10 @@ class Stated(NamedTuple):
         return positive(self.values.get(key))
 
 
-def _by_layer(whole: dict[str, Any], path: Keys = ()) -> list[Stated]:
-    """Return one object of RoPE parameters, or those of each layer type."""
+def _by_layer(whole: Any, path: Keys = ()) -> list[Stated]:
+    """Return one object of RoPE parameters, those of each layer type, or nothing."""
+    if not isinstance(whole, dict):
+        return []
     layers = {key: value for key, value in whole.items() if isinstance(value, dict)}
     if layers and not whole.keys() & {"rope_type", "type", "factor"}:
         return [
@@ -160,16 +158,6 @@ class Facts:
         """The content of config.json."""
         return self.config.raw
 
-    def with_edits(self, edits: Iterable[Edit]) -> Facts:
-        """Return the same files after edits."""
-        raw, tokenizer = self.raw, self.tokenizer
-        for edit in edits:
-            if edit.file == TOKENIZER:
-                tokenizer = edited(tokenizer, edit.path, edit.value)
-            else:
-                raw = edited(raw, edit.path, edit.value)
-        return Facts(Config(raw), tokenizer)
-
     # As it is written
 
     @cached_property
@@ -192,21 +180,15 @@ class Facts:
         """The architecture, as transformers names it."""
         return str(self.text.get("model_type", self.raw.get("model_type")))
 
-    def _objects(self, name: str) -> list[Stated]:
-        whole = self.text.get(name)
-        if not isinstance(whole, dict):
-            return []
-        return _by_layer(whole, (*self.prefix, name))
-
     @cached_property
     def newer(self) -> list[Stated]:
         """The objects in rope_parameters, which only transformers 5 writes."""
-        return self._objects(NEWER)
+        return _by_layer(self.text.get(NEWER), self.top(NEWER))
 
     @cached_property
     def older(self) -> list[Stated]:
         """The objects in rope_scaling."""
-        return self._objects(OLDER)
+        return _by_layer(self.text.get(OLDER), self.top(OLDER))
 
     @property
     def objects(self) -> list[Stated]:
@@ -240,13 +222,6 @@ class Facts:
         """Return the path of a key of the language model."""
         return (*self.prefix, key)
 
-    def value(self, path: Keys) -> Any:
-        """Return the value at a path of config.json; None if missing."""
-        value: Any = self.raw
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
-
     # As transformers reads it
 
     @cached_property
@@ -260,8 +235,7 @@ class Facts:
     @cached_property
     def scalings(self) -> list[Stated]:
         """The RoPE parameters of each layer type."""
-        every = getattr(self.read, "rope_parameters", None)
-        return _by_layer(every) if every else []
+        return _by_layer(getattr(self.read, "rope_parameters", None) or None)
 
     def scaled(self, *kinds: str) -> list[Stated]:
         """Return the RoPE parameters of some rope types."""
@@ -284,33 +258,19 @@ class Facts:
         window = getattr(self.read, "max_position_embeddings", None)
         return window if type(window) is int and window > 0 else None
 
-    @property
-    def reach(self) -> int | None:
-        """The context length of the scaled model: factor x original length if that was not written."""
-        if self.window is None:
-            return None
-        reaches = [float(self.window)]
-        for rope in self.scaled("yarn", "longrope", "linear"):
-            factor, original = rope.number("factor"), rope.number(ORIGINAL)
-            if factor and rope.kind == "linear":
-                longer = stated_window(self.window, factor, self.text.get(SEQUENCE))
-                reaches.append(longer or 0)
-            elif factor and original and self.window <= LEFT_BEHIND * original:
-                reaches.append(factor * original)
-        return int(max(reaches))
 
-
-RULES: list[Rule] = []  # in the order of this file; the last is asked without errors
+# In the order of this file; the last is asked without errors
+Look = Callable[[Facts], Iterable[Finding]]
+RULES: dict[Look, Rule] = {}
 
 
 def rule(
-    code: str, severity: Severity, why: str, thread: str, *, plans: bool = False
+    code: str, severity: str, why: str, thread: str, *, plans: bool = False
 ) -> Callable[[Look], Look]:
     """Add a rule; see `Rule`."""
 
     def add(look: Look) -> Look:
-        address = f"https://github.com/{thread}" if thread else ""
-        RULES.append(Rule(code, severity, why, address, look, plans))
+        RULES[look] = Rule(code, severity, why, thread, plans)
         return look
 
     return add
@@ -326,7 +286,7 @@ def rule(
     "unslothai/unsloth/pull/7028",
     plans=True,
 )
-def lost_theta(facts: Facts) -> Iterator[Problem]:
+def lost_theta(facts: Facts) -> Iterator[Finding]:
     """A RoPE base that is null, missing, or missing where programs expect it."""
     key, text = facts.theta_key, facts.text
     top = facts.top(key)
@@ -344,12 +304,11 @@ def lost_theta(facts: Facts) -> Iterator[Problem]:
         return
     if facts.older and inside and inside != DEFAULT_THETA:
         within = any(number(rope.values.get("rope_theta")) for rope in facts.older)
-        readers = "transformers 4 and mlx-lm" if within else "transformers and mlx-lm"
-        yield Problem(
+        yield Finding(
             top,
-            f"rope_theta ({plain(inside)}) is not at the top level, where {readers} expect it",
+            f"rope_theta ({plain(inside)}) is not at the top level, where other programs expect it",
             f"write rope_theta {plain(inside)} next to rope_scaling",
-            edits=(Edit(CONFIG, top, inside),),
+            edits=(Edit(top, inside),),
             severity="warning" if within else "error",
         )
     if not facts.newer and not inside:
@@ -360,16 +319,16 @@ def lost_theta(facts: Facts) -> Iterator[Problem]:
 
 def _no_theta(
     path: Keys, known: float | None, *, is_null: bool, is_scaled: bool
-) -> Problem:
+) -> Finding:
     is_error = is_null or (is_scaled and known is None)
     remedy = "write the base from the model's card or its original config.json"
     if known is not None:
         remedy = f"write {plain(known)}, as stated elsewhere"
-    return Problem(
+    return Finding(
         path,
         f"{'.'.join(path)} is {'null' if is_null else 'missing'}",
         remedy,
-        edits=() if known is None else (Edit(CONFIG, path, known),),
+        edits=() if known is None else (Edit(path, known),),
         severity="error" if is_error else "warning",
     )
 
@@ -380,15 +339,14 @@ def _no_theta(
     "programs use different keys, so they compute different models",
     "vllm-project/vllm/pull/28542",
 )
-def contradictions(facts: Facts) -> Iterator[Problem]:
+def contradictions(facts: Facts) -> Iterator[Finding]:
     """Two keys with contradicting values."""
     for one, first, other, second in _stated_twice(facts):
         if first != second:
-            yield Problem(
+            yield Finding(
                 one,
                 f"{'.'.join(one)} is {shown(first)} and {'.'.join(other)} is {shown(second)}",
                 "set both to the value that the model was trained with, or drop the wrong one",
-                value=first,
             )
 
 
@@ -434,7 +392,7 @@ def _in_both(old: Stated, new: Stated) -> Iterator[tuple[Keys, Any, Keys, Any]]:
     "these programs silently apply no scaling and a default base, mostly 10000",
     "deepspeedai/DeepSpeed/pull/8345",
 )
-def only_newer_keys(facts: Facts) -> Iterator[Problem]:
+def only_newer_keys(facts: Facts) -> Iterator[Finding]:
     """RoPE parameters that older programs do not support, where they would take other values."""
     unseen = [rope for rope in facts.newer if _is_unseen(facts, rope)]
     readers = needing_older_keys(str(facts.raw.get("model_type")), facts.model_type)
@@ -444,11 +402,10 @@ def only_newer_keys(facts: Facts) -> Iterator[Problem]:
         readers = [reader for reader in readers if reader != "transformers 4.x"]
     if unseen and readers:
         kinds = ", ".join(dict.fromkeys(str(rope.kind) for rope in unseen))
-        do_not = "do not" if len(readers) > 1 else "does not"
-        yield Problem(
+        yield Finding(
             facts.top(NEWER),
             f"the RoPE parameters ({kinds}) are only in rope_parameters, which {' and '.join(readers)} "
-            f"{do_not} support",
+            "cannot read",
             "add the older keys with the same values",
             edits=_older_keys(facts),
         )
@@ -499,7 +456,7 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     is_judged = is_known(facts.raw.get("model_type")) or rope.layer is not None
     if is_judged and not has_same_rope(facts.raw, after):
         return ()
-    return tuple(Edit(CONFIG, facts.top(key), value) for key, value in older.items())
+    return tuple(Edit(facts.top(key), value) for key, value in older.items())
 
 
 def has_same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -530,7 +487,7 @@ def _without_type(parameters: Any) -> Any:
     "vllm-project/vllm/pull/56446",
     plans=True,
 )
-def unknown_types(facts: Facts) -> Iterator[Problem]:
+def unknown_types(facts: Facts) -> Iterator[Finding]:
     """A rope type that transformers does not have."""
     for rope in facts.objects:
         kind = rope.kind
@@ -541,13 +498,11 @@ def unknown_types(facts: Facts) -> Iterator[Problem]:
             name, ("", f"use one of {', '.join(sorted(KNOWN_TYPES))}")
         )
         stated = [key for key in ("rope_type", "type") if key in rope.values]
-        yield Problem(
+        yield Finding(
             (*rope.path, stated[0]),
             f"transformers has no rope_type {shown(kind)}",
             remedy,
-            edits=tuple(
-                Edit(CONFIG, (*rope.path, key), meant) for key in stated if meant
-            ),
+            edits=tuple(Edit((*rope.path, key), meant) for key in stated if meant),
         )
 
 
@@ -558,7 +513,7 @@ def unknown_types(facts: Facts) -> Iterator[Problem]:
     "lightseekorg/TorchSpec/pull/103",
     plans=True,
 )
-def ignored_scaling(facts: Facts) -> Iterator[Problem]:
+def ignored_scaling(facts: Facts) -> Iterator[Finding]:
     """A factor without a type, or of the type default."""
     for rope in facts.objects:
         given = [
@@ -566,49 +521,11 @@ def ignored_scaling(facts: Facts) -> Iterator[Problem]:
         ]
         if given and rope.kind in (None, "default"):
             is_missing = "missing" if rope.kind is None else "default"
-            yield Problem(
+            yield Finding(
                 (*rope.path, "rope_type"),
                 f"rope_type is {is_missing}, so {given[0]} = {shown(rope.values[given[0]])} is ignored",
                 "write the rope_type that the model was trained with, or drop the factor",
-                value=rope.kind,
             )
-
-
-@rule(
-    "head-dim-null",
-    "error",
-    "transformers 5 raises a TypeError",
-    "HabanaAI/vllm-fork/pull/1294",
-    plans=True,
-)
-def null_head_dim(facts: Facts) -> Iterator[Problem]:
-    """A missing head size, under a type that needs it."""
-    kinds = [
-        rope.kind
-        for rope in facts.objects
-        if rope.kind in ("yarn", "longrope", "dynamic")
-    ]
-    if not kinds or differs_by_layer(facts.read):
-        return
-    stated = facts.text.get("head_dim", "missing")
-    read = facts.read
-    size = stated if read is None else getattr(read, "head_dim", "missing")
-    if size is not None:
-        return
-    path = facts.top("head_dim")
-    hidden, heads = (
-        positive(facts.text.get(key)) for key in ("hidden_size", "num_attention_heads")
-    )
-    edits: tuple[Edit, ...] = ()
-    if hidden and heads and hidden >= heads:
-        edits = (Edit(CONFIG, path, int(hidden // heads)),)
-    is_missing = "null" if stated is None else "missing"
-    yield Problem(
-        path,
-        f"head_dim is {is_missing}, but rope_type {kinds[0]} needs it",
-        "write hidden_size / num_attention_heads, the meaning of null",
-        edits=edits,
-    )
 
 
 @rule(
@@ -618,7 +535,7 @@ def null_head_dim(facts: Facts) -> Iterator[Problem]:
     "deepseek-ai/DeepSeek-R1/issues/684",
     plans=True,
 )
-def unread_keys(facts: Facts) -> Iterator[Problem]:
+def unread_keys(facts: Facts) -> Iterator[Finding]:
     """A maker's key of YaRN that transformers does not read, and other programs do."""
     for rope in facts.scaled("yarn"):
         factor, stated = rope.number("factor"), rope.number("attention_factor")
@@ -633,12 +550,11 @@ def unread_keys(facts: Facts) -> Iterator[Problem]:
             if key.startswith("mscale") and (has_both or stated):
                 continue
             product = f" ({a * value:.4f})" if key == "attn_factor" and value else ""
-            yield Problem(
+            yield Finding(
                 facts.at(key, rope.layer),
                 f"transformers does not read {key}: it computes an attention factor of {a:.4f}; "
                 f"{reader}{product}",
                 f"write the attention_factor that the model was trained with, and drop {key}",
-                value=value,
             )
 
 
@@ -649,29 +565,20 @@ def unread_keys(facts: Facts) -> Iterator[Problem]:
     "deepseek-ai/DeepSeek-R1/issues/684",
     plans=True,
 )
-def small_attention_factors(facts: Facts) -> Iterator[Problem]:
+def small_attention_factors(facts: Facts) -> Iterator[Finding]:
     """An attention factor below one, although the context grew."""
     for rope in facts.scaled("yarn", "longrope"):
         a = number(rope.values.get("attention_factor"))
-        if a is not None and a < 1 and _growth(facts, rope) > 1:
+        if a is not None and a < 1 < (rope.number("factor") or 2):
             remedy = "drop the key"
             if a > 0:
                 remedy = f"write {1 / a:.6g} unless the model was trained so"
-            yield Problem(
+            yield Finding(
                 facts.at("attention_factor", rope.layer),
                 f"attention_factor is {a:g}, below 1, although the context grew: it multiplies the logits by "
                 f"{a * a:.3g}",
                 remedy,
-                value=a,
             )
-
-
-def _growth(facts: Facts, rope: Stated) -> float:
-    """Return how many times longer the scaled context is than the original one."""
-    original = rope.number(ORIGINAL)
-    if factor := rope.number("factor"):
-        return factor
-    return facts.window / original if facts.window and original else 1.0
 
 
 @rule(
@@ -680,15 +587,14 @@ def _growth(facts: Facts, rope: Stated) -> float:
     "llama.cpp, TGI, mlx-lm, and transformers 5 by layer type, use other frequencies",
     "vllm-project/vllm/pull/28244",
 )
-def open_ramps(facts: Facts) -> Iterator[Problem]:
+def open_ramps(facts: Facts) -> Iterator[Finding]:
     """`truncate: false`, which not every program supports."""
     for rope in facts.scaled("yarn"):
         if rope.values.get("truncate") is False:
-            yield Problem(
+            yield Finding(
                 facts.at("truncate", rope.layer),
                 "truncate is false, which some engines ignore",
                 "serve the model with transformers, vLLM or SGLang, or save the same frequencies as longrope",
-                value=False,
                 severity="remark" if facts.model_type in OPEN_RAMP else "warning",
             )
 
@@ -699,15 +605,14 @@ def open_ramps(facts: Facts) -> Iterator[Problem]:
     "keys cached before the switch keep the old rotation",
     "huggingface/transformers/issues/25104",
 )
-def switching(facts: Facts) -> Iterator[Problem]:
+def switching(facts: Facts) -> Iterator[Finding]:
     """Frequencies that change while the KV cache has keys rotated by the old ones."""
     for rope in facts.scaled("dynamic"):
         if "alpha" not in rope.values:
-            yield Problem(
+            yield Finding(
                 facts.at("rope_type", rope.layer),
                 f"beyond {facts.window} tokens the frequencies change with the sequence length",
                 "use a static scaling: ropepatch extend with another method",
-                value="dynamic",
             )
     for rope in facts.scaled("longrope"):
         short, long = (rope.values.get(name) for name in LISTS)
@@ -718,11 +623,10 @@ def switching(facts: Facts) -> Iterator[Problem]:
         text = f"at {switch} tokens the frequencies switch from short_factor to long_factor"
         if rebuilt:
             text += "; generate() of this architecture rebuilds the cache there"
-        yield Problem(
+        yield Finding(
             facts.at("rope_type", rope.layer),
             text,
             "set both lists to the one for your prompt lengths, or keep all prompts on one side",
-            value="longrope",
             severity="remark" if rebuilt else "warning",
         )
 
@@ -737,7 +641,7 @@ def switching(facts: Facts) -> Iterator[Problem]:
     "hiyouga/LlamaFactory/pull/8101",
     plans=True,
 )
-def lost_original(facts: Facts) -> Iterator[Problem]:
+def lost_original(facts: Facts) -> Iterator[Finding]:
     """A type that needs the original context length, without it."""
     for rope in facts.objects:
         if rope.kind not in WITH_ORIGINAL:
@@ -752,7 +656,7 @@ def lost_original(facts: Facts) -> Iterator[Problem]:
                     f": {plain(facts.window / factor)} if max_position_embeddings is "
                     "the extended length"
                 )
-            yield Problem(
+            yield Finding(
                 (*rope.path, ORIGINAL),
                 f"{rope.kind} scaling without {ORIGINAL}",
                 remedy,
@@ -766,7 +670,7 @@ def lost_original(facts: Facts) -> Iterator[Problem]:
     "huggingface/transformers/issues/38224",
     plans=True,
 )
-def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
+def contradicting_lengths(facts: Facts) -> Iterator[Finding]:
     """A context length below the original one, or above factor x original length."""
     for rope, factor, original, window in _lengths(facts):
         text, ratio = "", window / original
@@ -782,7 +686,7 @@ def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
             remedy = (
                 "use the factor and original length that the model was trained with"
             )
-            yield Problem(facts.at("factor", rope.layer), text, remedy, value=factor)
+            yield Finding(facts.at("factor", rope.layer), text, remedy)
 
 
 @rule(
@@ -791,18 +695,17 @@ def contradicting_lengths(facts: Facts) -> Iterator[Problem]:
     "Qwen and others document it so; a program that uses it as limit never scales",
     "sgl-project/sglang/issues/2108",
 )
-def window_left_behind(facts: Facts) -> Iterator[Problem]:
+def window_left_behind(facts: Facts) -> Iterator[Finding]:
     """A scaling whose length max_position_embeddings does not state."""
     for rope, factor, original, window in _lengths(facts):
         was_raised = not 1 - ROUNDING <= window / original <= LEFT_BEHIND
         is_short = factor * original > window * (1 + ROUNDING)
         if _decides(rope) and is_short and not was_raised:
             reach = plain(factor * original)
-            yield Problem(
+            yield Finding(
                 facts.top("max_position_embeddings"),
                 f"max_position_embeddings is {window}, factor x original length is {reach}",
                 f"write {reach}, or pass the longer context length to the engine",
-                value=window,
             )
 
 
@@ -830,7 +733,7 @@ def _decides(rope: Stated) -> bool:
     "right for Vicuna and LongChat; deepseek-coder states the extended length",
     "NVIDIA-NeMo/Safe-Synthesizer/pull/623",
 )
-def multiplied_length(facts: Facts) -> Iterator[Problem]:
+def multiplied_length(facts: Facts) -> Iterator[Finding]:
     """Linear scaling whose stated length vLLM multiplies by the factor."""
     for rope in facts.scaled("linear"):
         factor, window = rope.number("factor"), facts.window
@@ -840,12 +743,11 @@ def multiplied_length(facts: Facts) -> Iterator[Problem]:
         if stated and stated > window:
             continue  # unambiguous, and vLLM uses the right one
         longer = plain(window * factor)
-        yield Problem(
+        yield Finding(
             facts.at("factor", rope.layer),
             f"vLLM uses max_position_embeddings x factor = {longer} as context length",
             f"if {window} is the extended length, pass --max-model-len {window} to vLLM; or state the length "
             f'in config.json: "{SEQUENCE}": {window} or {longer}',
-            value=factor,
         )
 
 
@@ -855,16 +757,15 @@ def multiplied_length(facts: Facts) -> Iterator[Problem]:
     "a factor computed from all of it is smaller than the authors' factor",
     "QwenLM/Qwen3/issues/1424",
 )
-def length_with_room(facts: Facts) -> Iterator[Problem]:
+def length_with_room(facts: Facts) -> Iterator[Finding]:
     """A context length above the one that published models of this type were trained on."""
     if facts.read is None or facts.is_scaled:
         return
     if trained := trained_on(facts.read):
-        yield Problem(
+        yield Finding(
             facts.top("max_position_embeddings"),
             f"published models of this type state {facts.window} tokens but were trained on {trained}",
             f"extend it with {argument('original', trained)}",
-            value=facts.window,
         )
 
 
@@ -875,7 +776,7 @@ def length_with_room(facts: Facts) -> Iterator[Problem]:
     "huggingface/sentence-transformers/issues/2738",
     plans=True,
 )
-def raised_length(facts: Facts) -> Iterator[Problem]:
+def raised_length(facts: Facts) -> Iterator[Finding]:
     """A context length above that of published models of the same shape, without a scaling."""
     if facts.read is None or facts.is_scaled or facts.window is None:
         return
@@ -885,12 +786,11 @@ def raised_length(facts: Facts) -> Iterator[Problem]:
     original, published = known.length, f"{known.length} tokens"
     if known.trained:
         original, published = known.trained, f"{published} (trained on {known.trained})"
-    yield Problem(
+    yield Finding(
         facts.top("max_position_embeddings"),
         f"published models of this shape ({known.name}) have {published}; {facts.window} without a scaling: "
         "raised by hand?",
         f"extend the original model, or name its length: {argument('original', original)}",
-        value=facts.window,
     )
 
 
@@ -901,7 +801,7 @@ def raised_length(facts: Facts) -> Iterator[Problem]:
     "unslothai/unsloth/pull/7028",
     plans=True,
 )
-def lost_llama3(facts: Facts) -> Iterator[Problem]:
+def lost_llama3(facts: Facts) -> Iterator[Finding]:
     """A long Llama 3 without the scaling that it was trained with."""
     is_llama = facts.model_type == "llama"
     is_llama_3 = is_llama and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
@@ -910,7 +810,7 @@ def lost_llama3(facts: Facts) -> Iterator[Problem]:
     others = facts.scaled("default", "linear", "dynamic")
     if is_llama_3 and is_long and has_base and others:
         scaling = others[0].kind
-        yield Problem(
+        yield Finding(
             facts.at("rope_type"),
             f"Llama 3 at {facts.window} tokens was trained with rope_type llama3; this one has {scaling}",
             "copy rope_scaling from the original config.json, and extend that",
@@ -924,19 +824,18 @@ def lost_llama3(facts: Facts) -> Iterator[Problem]:
     "arcee-ai/mergekit/issues/667",
     plans=True,
 )
-def unpublished_theta(facts: Facts) -> Iterator[Problem]:
+def unpublished_theta(facts: Facts) -> Iterator[Finding]:
     """A RoPE base below that of similar published models."""
     vocabulary = positive(facts.text.get("vocab_size"))
     if facts.theta is None or vocabulary is None or facts.window is None:
         return
     known = published_base(facts.model_type, int(vocabulary), facts.window)
     if known and facts.theta < known[0]:
-        yield Problem(
+        yield Finding(
             facts.at("rope_theta"),
             f"rope_theta is {plain(facts.theta)}; {known[1]}, of the same type and vocabulary, has "
             f"{plain(known[0])}",
             "check the base on the model's card; Qwen2.5-Math and its derivatives have 10000",
-            value=facts.theta,
         )
 
 
@@ -946,11 +845,11 @@ def unpublished_theta(facts: Facts) -> Iterator[Problem]:
     "SGLang and vLLM build it before they look at a scaling, which they then ignore",
     "sgl-project/sglang/pull/9032",
 )
-def dual_chunks(facts: Facts) -> Iterator[Problem]:
+def dual_chunks(facts: Facts) -> Iterator[Finding]:
     """Dual chunk attention, which transformers ignores."""
     original = None if facts.read is None else dual_chunk_original(facts.read)
     if original:
-        yield Problem(
+        yield Finding(
             facts.top(DUAL_CHUNK),
             f"transformers ignores it: the model was trained on {original} tokens, and its attention up to "
             f"{facts.window} tokens is vLLM's and SGLang's",
@@ -964,17 +863,20 @@ def dual_chunks(facts: Facts) -> Iterator[Problem]:
     "the tokenizer truncates texts there if truncation is on, and else warns",
     "waybarrios/vllm-mlx/pull/626",
 )
-def tokenizer_behind(facts: Facts) -> Iterator[Problem]:
+def tokenizer_behind(facts: Facts) -> Iterator[Finding]:
     """A tokenizer that truncates or warns below the context length."""
     limit = positive(facts.tokenizer.get("model_max_length"))
-    if limit and facts.reach and limit < facts.reach:
+    reach = facts.window or 0
+    for rope, factor, original, window in _lengths(facts):
+        if _decides(rope) and window <= LEFT_BEHIND * original:
+            reach = max(reach, int(factor * original))
+    if limit and limit < reach:
         path = ("model_max_length",)
-        yield Problem(
+        yield Finding(
             path,
-            f"model_max_length is {plain(limit)}, below the context length of {facts.reach}",
-            f"write {facts.reach}",
-            value=facts.tokenizer["model_max_length"],
-            edits=(Edit(TOKENIZER, path, facts.reach),),
+            f"model_max_length is {plain(limit)}, below the context length of {reach}",
+            f"write {reach}",
+            edits=(Edit(path, reach, TOKENIZER),),
             file=TOKENIZER,
         )
 
@@ -988,12 +890,12 @@ def tokenizer_behind(facts: Facts) -> Iterator[Problem]:
     "ropepatch extends causal language models",
     "vllm-project/vllm/pull/19260",
 )
-def no_language_model(facts: Facts) -> Iterator[Problem]:
+def no_language_model(facts: Facts) -> Iterator[Finding]:
     """A class without a language model head: a classifier, a reranker or an embedding model."""
     kind = None if facts.read is None else stated_class(facts.config.whole)
     if kind:
         text = f"architectures names {kind.__name__}, which has no language model head"
-        yield Problem(("architectures",), text, "none needed")
+        yield Finding(("architectures",), text, "none needed")
 
 
 @rule(
@@ -1002,12 +904,12 @@ def no_language_model(facts: Facts) -> Iterator[Problem]:
     "only config.json could be checked, not the frequencies",
     "vllm-project/vllm/pull/56446",
 )
-def not_in_transformers(facts: Facts) -> Iterator[Problem]:
+def not_in_transformers(facts: Facts) -> Iterator[Finding]:
     """An architecture that the installed transformers does not have."""
     model_type = facts.raw.get("model_type")
     if facts.config.kind == "stock" and not is_known(model_type):
         text = f"transformers has no model_type {shown(model_type)}"
-        yield Problem(("model_type",), text, "none needed")
+        yield Finding(("model_type",), text, "none needed")
 
 
 @rule(
@@ -1016,17 +918,13 @@ def not_in_transformers(facts: Facts) -> Iterator[Problem]:
     "transformers rejects it on purpose: the stated RoPE is not the model's",
     "",
 )
-def needs_ropepatch(facts: Facts) -> Iterator[Problem]:
+def needs_ropepatch(facts: Facts) -> Iterator[Finding]:
     """A checkpoint of ropepatch that stock transformers must reject."""
-    texts = {
-        "swapped": "ropepatch replaced RoPE with another position encoding",
-        "mapped": "it uses a position remapping, whose code is in its folder",
-    }
-    if text := texts.get(facts.config.kind):
-        remedy = (
-            "load it with ropepatch.load, or use the checkpoint that it was made from"
-        )
-        yield Problem(("model_type",), text, remedy)
+    kind = facts.config.kind
+    if kind != "stock":
+        text = f"ropepatch {kind} its position encoding"
+        remedy = "load it with ropepatch.load, or use the model that it was made from"
+        yield Finding(("model_type",), text, remedy)
 
 
 @rule(
@@ -1035,7 +933,7 @@ def needs_ropepatch(facts: Facts) -> Iterator[Problem]:
     "the checkpoint does not load",
     "vllm-project/vllm/pull/34604",
 )
-def rejected(facts: Facts) -> Iterator[Problem]:
+def rejected(facts: Facts) -> Iterator[Finding]:
     """A config.json from which transformers does not build the model and its RoPE."""
     is_stock = facts.config.kind == "stock"
     if not is_stock or not is_known(facts.raw.get("model_type")):
@@ -1043,7 +941,7 @@ def rejected(facts: Facts) -> Iterator[Problem]:
     try:
         _build(facts.config)
     except RopepatchError as error:
-        yield Problem((), str(error), error.hint or "fix what the message names")
+        yield Finding((), str(error), error.hint or "fix what the message names")
 
 
 def _build(config: Config) -> None:
@@ -1072,12 +970,12 @@ def check(facts: Facts) -> list[Finding]:
     return findings
 
 
-def _found(facts: Facts, rules: Iterable[Rule]) -> Iterator[Finding]:
-    for one in rules:
-        for problem in one.look(facts):
-            if problem.value is None and problem.file == CONFIG:
-                problem = replace(problem, value=facts.value(problem.path))
-            yield one.finding(problem)
+def _found(facts: Facts, looks: Iterable[Look]) -> Iterator[Finding]:
+    for look in looks:
+        for finding in look(facts):
+            content = facts.tokenizer if finding.file == TOKENIZER else facts.raw
+            stated = value_at(content, finding.path) if finding.path else None
+            yield replace(RULES[look].found(finding), value=stated)
 
 
 def repaired(facts: Facts) -> Facts:
@@ -1086,20 +984,27 @@ def repaired(facts: Facts) -> Facts:
         edits = next((finding.edits for finding in check(facts) if finding.edits), ())
         if not edits:
             break
-        facts = facts.with_edits(edits)
+        raw, tokenizer = facts.raw, facts.tokenizer
+        for edit in edits:
+            if edit.file == TOKENIZER:
+                tokenizer = edited(tokenizer, edit.path, edit.value)
+            else:
+                raw = edited(raw, edit.path, edit.value)
+        facts = Facts(Config(raw), tokenizer)
     return facts
 
 
 def plan_findings(config: Config) -> list[Finding]:
     """Return what `plan` warns of in a config.json."""
-    return list(_found(Facts(config), [one for one in RULES if one.plans]))
+    looks = [look for look, one in RULES.items() if one.plans]
+    return list(_found(Facts(config), looks))
 
 
 def check_agreement(config: Config) -> None:
     """Raise a `RopepatchError` if config.json contradicts itself."""
-    for problem in contradictions(Facts(config)):
+    for finding in contradictions(Facts(config)):
         raise RopepatchError(
-            f"config.json contradicts itself: {problem.text}", hint=problem.remedy
+            f"config.json contradicts itself: {finding.problem}", hint=finding.remedy
         )
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from ropepatch.doctor.findings import CONFIG, Finding, Keys, Problem, Rule
+from ropepatch.doctor.findings import Finding, Rule
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import Config, blueprint, stated_class
 from ropepatch.model.loading import check_weights
 from ropepatch.model.weights import (
     COPY_BLOCK,
     INDEX,
-    NAMED,
-    PICKLES,
     SINGLE,
     Progress,
     TensorEntry,
@@ -33,36 +30,29 @@ FLOATS = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
-GITHUB = "https://github.com"
 UNREADABLE = Rule(
     "weights-unreadable",
     "error",
     "the checkpoint does not load, or loads with random tensors for the missing ones",
-    f"{GITHUB}/sgl-project/sglang/pull/32279",
+    "sgl-project/sglang/pull/32279",
 )
 MISFIT = Rule(
     "weights-misfit",
     "error",
     "the model loads with random tensors, or not at all",
-    f"{GITHUB}/unslothai/unsloth-zoo/pull/1073",
-)
-UNUSED = Rule(
-    "weights-unused",
-    "warning",
-    "transformers does not load these tensors",
-    f"{GITHUB}/unslothai/unsloth-zoo/pull/1073",
+    "unslothai/unsloth-zoo/pull/1073",
 )
 TWICE = Rule(
     "weights-twice",
     "warning",
     "other programs may load the other set, which may belong to another model",
-    f"{GITHUB}/Blaizzy/mlx-vlm/pull/1464",
+    "Blaizzy/mlx-vlm/pull/1464",
 )
 NOT_FINITE = Rule(
     "weights-not-finite",
     "error",
     "the model returns NaN for any text",
-    f"{GITHUB}/liufanfanlff/C3-Context-Cascade-Compression/issues/4",
+    "liufanfanlff/C3-Context-Cascade-Compression/issues/4",
 )
 
 
@@ -79,23 +69,17 @@ def look_at_weights(
     if len(sets) == 2:
         problem = f"the folder has two sets of weights; transformers loads {sets[0]}, not {sets[1]}"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
-        findings.append(TWICE.finding(Problem((), problem, remedy, file=INDEX)))
+        findings.append(TWICE.found(Finding((), problem, remedy, INDEX)))
     return weights, findings
 
 
 def _unread(folder: Path, sets: list[str], error: RopepatchError) -> Iterator[Finding]:
     """Report unreadable weights, by the first file of their set; a folder without weights is fine."""
-    others = [name for name in PICKLES if (folder / name).exists()]
-    if any(folder.glob("model-*.safetensors")):
-        others.insert(0, INDEX)  # which is missing
-    path: Keys = ()
-    file = next(iter([*sets, *others]), None)
-    if NAMED in str(error):
-        path, file = (NAMED,), CONFIG
-    if file:
-        yield UNREADABLE.finding(
-            Problem(path, str(error)[:400], error.hint or "", file=file)
-        )
+    patterns = ("model-*.safetensors", "pytorch_model*")
+    others = [file.name for pattern in patterns for file in folder.glob(pattern)]
+    if files := [*sets, *others]:
+        problem = str(error)[:400]
+        yield UNREADABLE.found(Finding((), problem, error.hint or "", files[0]))
 
 
 def _misfit(config: Config, weights: Weights) -> Iterator[Finding]:
@@ -106,14 +90,9 @@ def _misfit(config: Config, weights: Weights) -> Iterator[Finding]:
         return
     file = weights.files[0].name
     try:
-        unused = check_weights(weights, model)
+        check_weights(weights, model)
     except RopepatchError as error:
-        yield MISFIT.finding(Problem((), str(error), error.hint or "", file=file))
-        return
-    if unused:
-        problem = f"the model that config.json describes has no {_listed(unused)}"
-        remedy = "none if another program needs them; else remove them"
-        yield UNUSED.finding(Problem((), problem, remedy, file=file))
+        yield MISFIT.found(Finding((), str(error), error.hint or "", file))
 
 
 def not_finite(weights: Weights, progress: Progress | None = None) -> Iterator[Finding]:
@@ -129,26 +108,24 @@ def not_finite(weights: Weights, progress: Progress | None = None) -> Iterator[F
     if bad:
         problem = f"{_listed(bad)}: NaN or infinity"
         remedy = "download the file again; if you trained this model, use an earlier checkpoint"
-        file = weights.tensors[bad[0]].file.name
-        yield NOT_FINITE.finding(Problem((), problem, remedy, file=file))
+        file = weights.tensors[bad[0]].file
+        yield NOT_FINITE.found(Finding((), problem, remedy, file.name))
 
 
 def _is_finite(entry: TensorEntry) -> bool:
     """Check all numbers of a tensor, without mapping the file; integers are finite."""
     dtype = FLOATS.get(entry.dtype)
-    if dtype is None or not math.prod(entry.shape):
+    if dtype is None:
         return True
-    left = entry.num_bytes
     with entry.file.open("rb") as source:
         source.seek(entry.offset)
-        while left:
-            block = bytearray(source.read(min(left, COPY_BLOCK)))
+        for begin in range(0, entry.num_bytes, COPY_BLOCK):
+            block = bytearray(source.read(min(COPY_BLOCK, entry.num_bytes - begin)))
             numbers = torch.frombuffer(block, dtype=dtype)
             if dtype.itemsize == 1:
                 numbers = numbers.float()  # which has isfinite
             if not numbers.isfinite().all():
                 return False
-            left -= len(block)
     return True
 
 

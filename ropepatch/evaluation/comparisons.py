@@ -12,7 +12,6 @@ from ropepatch.evaluation.results import (
     Result,
     Row,
     Series,
-    as_read,
     identity,
     measure_of,
 )
@@ -150,18 +149,6 @@ def few(result: Result) -> list[str]:
     return [
         f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant"
     ]
-
-
-def training_free(results: Mapping[str, Result], fine_tuned: Result) -> str | None:
-    """The name of the result with the scaling of a fine-tuned one and the weights before the training."""
-    scaling, weights = as_read(fine_tuned.scaling), fine_tuned.model["fine_tuned_from"]
-    for name, result in results.items():
-        if (
-            result.model.get("weights") == weights
-            and as_read(result.scaling) == scaling
-        ):
-            return name
-    return None
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.intervals import Mean, summed
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, Tokens, Whole
 from ropepatch.settings import Share, refusal
@@ -387,16 +387,6 @@ def rows_of(measured: Sequence[tuple[str, Mapping[str, Any], Mean]]) -> list[Row
         clusters = [list(cluster) for cluster in mean.clusters]
         rows.append(Row(measure=measure, at=dict(at), clusters=clusters, **columns))
     return rows
-
-
-def joined(groups: Sequence[Sequence[Row]], at: Mapping[str, Any]) -> list[Row]:
-    """One row for each group, merged cluster by cluster; all are of the same documents or prompts."""
-    means = [[row.mean for row in rows] for rows in groups]
-    pooled = [summed(of_group) for of_group in means]
-    measures = [rows[0].measure for rows in groups]
-    return rows_of(
-        [(name, at, mean) for name, mean in zip(measures, pooled, strict=True)]
-    )
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

@@ -7,6 +7,7 @@ CPU. A module that cannot be built this way is not compared.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from ropepatch.model.rotary import RotarySubstitute, base_model
 SAME = 1e-5  # relative: devices differ by 1e-7, and 16 bits round by 1e-4 and more
 NEAR = 2**-7  # relative, for a frequency rounded to 16 bits, even twice
 LEAST = 2**-24  # radians: the smallest number above 0 of float16
-REPAIR = "`ropepatch.diagnose(model, repair=True)` writes what the config computes"
+RELOAD = "load the model anew, and change rope_parameters before it is built"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,83 +68,40 @@ class Difference:
         )
 
 
-def rope_differences(
+def check_rope(
     model: nn.Module, stated: PreTrainedConfig | None = None
-) -> tuple[list[Difference], list[str]]:
-    """Compare every rotary buffer of a loaded model, also within wrappers.
+) -> list[Difference]:
+    """Compare every rotary buffer of a loaded model, also within wrappers, with its configuration.
+
+    Rounding is only a warning: `model.to(torch.bfloat16)` causes it, and the user runs this model.
 
     Args:
         model: The model.
         stated: The expected configuration of its language model; its own configuration if None.
 
     Returns:
-        The differences; and for each rotary module what was compared, or why it was not.
+        The milder differences.
 
     Raises:
-        RopepatchError: If it contains no transformers model.
+        RopepatchError: If it contains no transformers model, or its RoPE is not that of its configuration.
     """
     base = base_model(model)
     stated = stated or text_config(base.config)
-    differences, looked_at = list[Difference](), list[str]()
-    is_alone = len(language_ropes(base)) == 1
+    differences = list[Difference]()
+    ropes = language_ropes(base)
     for path, module in base.named_modules():
-        if isinstance(module, RotarySubstitute):
-            looked_at.append(f"{path}: not compared, as {module.state}")
-        elif holds_frequencies(module):
-            config = _config_of(
-                module, stated, is_alone=is_alone and path in language_ropes(base)
-            )
-            try:
-                found, names, unread = _compared(path, module, config)
-            except RopepatchError as error:
-                looked_at.append(f"{path}: not compared, as {error}")
-                continue
-            differences += found
-            looked_at.append(f"{path}: {', '.join(names)}")
-            if unread:
-                looked_at.append(
-                    f"but not {', '.join(unread)}, of which this process holds no whole copy"
-                )
-    return differences, looked_at or ["no rotary module"]
-
-
-def check_rope(
-    model: nn.Module, stated: PreTrainedConfig | None = None
-) -> list[Difference]:
-    """Raise a `RopepatchError` if a loaded model's RoPE is not its config's; return milder differences.
-
-    Rounding is only a warning: `model.to(torch.bfloat16)` causes it, and the user runs this model.
-    """
-    differences, _ = rope_differences(model, stated)
+        if isinstance(module, RotarySubstitute) or not holds_frequencies(module):
+            continue
+        is_alone = len(ropes) == 1 and path in ropes
+        config = _config_of(module, stated, is_alone=is_alone)
+        with suppress(RopepatchError):  # a module that cannot be built is not compared
+            differences += _compared(path, module, config)
     for one in differences:
         if one.is_error:
             raise RopepatchError(
-                f"the RoPE in memory is not the config's: {one}", hint=REPAIR
+                f"the RoPE in memory is not the config's: {one}", hint=RELOAD
             )
     return differences
-
-
-def write_ropes(model: nn.Module, differences: list[Difference]) -> None:
-    """Write the config's values into the model: float32, on the buffer's device."""
-    base = base_model(model)
-    for one in differences:
-        module: Any = base.get_submodule(one.path)
-        now = getattr(module, one.name)
-        if isinstance(one.expected, float):
-            setattr(module, one.name, one.expected)
-            continue
-        value = one.expected.to(now.device)
-        if (
-            now.dtype == value.dtype
-            and now.shape == value.shape
-            and not now.is_inference()
-        ):
-            with torch.no_grad():
-                now.copy_(value)  # in place: CUDA graphs keep its address
-        else:
-            persistent = one.name not in module._non_persistent_buffers_set
-            module.register_buffer(one.name, value, persistent=persistent)
-    reset_dynamic(base)
 
 
 def reset_dynamic(model: nn.Module) -> None:
@@ -187,10 +145,8 @@ def _config_of(module: nn.Module, stated: PreTrainedConfig, *, is_alone: bool) -
     return stated if is_alone and type(own) in (type(stated), type(None)) else own
 
 
-def _compared(
-    path: str, module: Any, config: Any
-) -> tuple[list[Difference], list[str], list[str]]:
-    """Return the differences of a rotary module, the compared names, and those that cannot be read."""
+def _compared(path: str, module: Any, config: Any) -> list[Difference]:
+    """Return the differences of a rotary module."""
     if config is None:
         raise RopepatchError(f"{type(module).__name__} has no config")
     with (
@@ -200,17 +156,12 @@ def _compared(
         fresh = type(module)(config)
     kinds = getattr(fresh, "rope_type", None)
     layers = kinds if isinstance(kinds, dict) else {None: kinds}
-    differences, names, unread = list[Difference](), list[str](), list[str]()
+    differences = list[Difference]()
     for layer, kind in layers.items():
         prefix, kind = "" if layer is None else f"{layer}_", kind or "default"
         for name in (f"{prefix}inv_freq", f"{prefix}original_inv_freq"):
-            expected = getattr(fresh, name, None)
-            if not isinstance(expected, Tensor):
-                continue
-            names.append(name)
-            held = _read(module, name)
-            if held is None:
-                unread.append(name)
+            expected, held = getattr(fresh, name, None), _read(module, name)
+            if not isinstance(expected, Tensor) or held is None:
                 continue
             changes_later = kind in ("longrope", "dynamic")
             is_original = name.endswith("original_inv_freq")
@@ -236,7 +187,7 @@ def _compared(
                     path, name, float(held_a), float(a), kind, None, is_used=True
                 )
             )
-    return differences, names, unread
+    return differences
 
 
 def _read(module: Any, name: str) -> Tensor | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -71,26 +71,19 @@ class Probed:
         return json_text(self.to_dict())
 
     def __repr__(self) -> str:
-        return f"Probed({self.engine}: {self.judgement})"
-
-    def __str__(self) -> str:
-        names = self.judgement.divergences
-        heads = ["position", *map(named, names)]
-        rows = [list(map(str, self.reading.positions))]
-        for divergences in self.judgement.divergences.values():
-            rows.append(
-                ["no answer" if far is None else f"{far:.5f}" for far in divergences]
-            )
-        rows = list(map(list, zip(*rows, strict=True)))
+        reading, judged = self.reading, self.judgement.divergences
+        rows = []
+        for position, fars in zip(
+            reading.positions, zip(*judged.values(), strict=True), strict=True
+        ):
+            cells = ["no answer" if far is None else f"{far:.5f}" for far in fars]
+            rows.append([str(position), *cells])
+        heads = ["position", *map(named, judged)]
         table = as_text([columns(rows, heads, right=range(len(heads)))]).splitlines()
-        if {*self.reading.beyond} == {False, True}:
-            mark = f"--- beyond the original context length of {self.reading.window} tokens"
-            table.insert(1 + self.reading.beyond.index(True), mark)
+        mark = f"--- beyond the original context length of {reading.window} tokens"
+        table.insert(1 + reading.beyond.count(False), mark)
         title = f"{self.engine}, {self.checkpoint}: KL divergence (nats) from each hypothesis"
         return "\n".join([printable(title), *table, "", str(self.judgement)])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def probe(
@@ -145,8 +138,8 @@ def probe(
         tokenizer = tokenizer_of(found)
         ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)
         asking = _Asking(asked, reading, ids, tokenizer, say)
-        answers, limit = asking.all(progress)
-    judgement = judge(reading, answers, limit, refuses=asking.refuses)
+        answers = asking.all(progress)
+    judgement = judge(reading, answers, asking.limit, refuses=asking.refuses)
     return Probed(asked.shown, found.name, reading, judgement, tuple(answers))
 
 
@@ -231,96 +224,65 @@ class _Asking:
     tokenizer: PreTrainedTokenizerBase | None
     say: Say
     refuses: bool = False  # whether the server refused a long prompt
+    limit: int | None = None  # the most tokens that it reads; None if it reads all
 
-    def all(self, advance: Advance) -> tuple[list[Top | None], int | None]:
-        """Return the answers at every position, and the server's limit in tokens; None if it reads all."""
+    def all(self, advance: Advance) -> list[Top | None]:
+        """Return the answers at every position, and find the server's limit."""
         positions = self.reading.positions
         answers: list[Top | None] = []
-        limit: int | None = None
         for done, position in enumerate(positions):
             advance(done, len(positions))
-            answer = None
-            if limit is None:
-                answer, limit = self._at(position, bool(answers))
-            answers.append(answer)
-        if limit is None:
-            limit = self._hidden_limit(answers)
-        return answers, limit
+            answers.append(self._at(position) if self.limit is None else None)
+        if self.limit is None and self._is_truncating(answers):
+            self.limit = self.reading.window
+        return answers
 
     def _ask(self, count: int) -> Answer:
         """Request an answer to the first tokens."""
         return self.server.next_token(self.ids[:count], self._text(count))
 
-    def _at(self, position: int, has_answered: bool) -> tuple[Top | None, int | None]:
-        """Return the answer at a position, or the server's limit in tokens if the prompt is too long."""
-        form = self.server.form
-        if form is not None and not form.by_ids and self._text(position) is None:
-            return None, None
+    def _at(self, position: int) -> Top | None:
+        """Return the answer at a position; if the prompt is too long, note the limit."""
+        first, server = self.reading.positions[0], self.server
+        is_text = server.form is not None and not server.form.by_ids
+        if is_text and self._text(position) is None:
+            return None
         try:
             answer = self._ask(position)
         except RefusedError as error:
-            if not has_answered:
+            if position == first:
                 raise
             self.say(f"{position} tokens: {error}")
             try:  # a request that succeeded before
-                self._ask(self.reading.positions[0])
+                self._ask(first)
             except RefusedError:
                 raise RopepatchError(
-                    f"{self.server.shown} stopped answering: {error}",
+                    f"{server.shown} stopped answering: {error}",
                     hint="restart the server, and check its log",
                 ) from error
             self.refuses = True
-            return None, self._longest(position)
+            self.limit = max(one for one in self.reading.positions if one < position)
+            return None
         # the BOS token may not count
         if answer.tokens is not None and answer.tokens < position - 1:
-            return None, answer.tokens
-        return self._read(answer), None
+            self.limit = answer.tokens
+            return None
+        return self._read(answer)
 
-    def _longest(self, refused: int) -> int:
-        """Find the longest prompt that a server answers: as it states, else by bisection."""
-        earlier = [one for one in self.reading.positions if one < refused]
-        answered = earlier[-1] if earlier else 1
-        limit = self.server.limit
-        if limit is not None and answered <= limit <= refused:
-            return limit
-
-        def is_refused(count: int) -> bool:
-            try:
-                self._ask(count)
-            except RefusedError:
-                return True
-            return False
-
-        return _first(is_refused, answered, refused)  # including the generated token
-
-    def _hidden_limit(self, answers: list[Top | None]) -> int | None:
-        """Find how many tokens a silently truncating server uses; None if it uses all.
+    def _is_truncating(self, answers: list[Top | None]) -> bool:
+        """Return whether a server silently reads no more than the last tokens of a prompt.
 
         Such a server returns the same distribution for the whole prompt as for its last tokens only.
         """
-        rows = [row for row, answer in enumerate(answers) if answer]
-        beyond = [answers[row] for row in rows if self.reading.beyond[row]]
-        if not beyond or not self.reading.beyond[rows[-1]]:
-            return None
-        form = self.server.form
-        if form is None or not form.by_ids or judge(self.reading, answers).is_right:
-            return None
-        if len(beyond) > 2 and all(one == beyond[0] for one in beyond):
-            return self.reading.window  # it uses only the first tokens, at least these
-        last = self.reading.positions[rows[-1]]
-
-        def is_same(count: int) -> bool:
-            """Return whether the last tokens alone have the same answer."""
-            try:
-                ids = self.ids[last - count : last]
-                answer = self._read(self.server.next_token(ids, None))
-            except RefusedError:
-                return False
-            return answer is not None and _are_equal(beyond[-1] or {}, answer)
-
-        if not is_same(self.reading.window):
-            return None
-        return _first(is_same, 0, self.reading.window)
+        reading, form, last = self.reading, self.server.form, answers[-1]
+        if not last or not form or not form.by_ids or judge(reading, answers).is_right:
+            return False
+        end = reading.positions[-1]
+        try:
+            answer = self.server.next_token(self.ids[end - reading.window : end], None)
+        except RefusedError:
+            return False
+        return _are_equal(last, self._read(answer) or {})
 
     def _text(self, position: int) -> str | None:
         """Return the text of the first tokens; None if it would be tokenized differently."""
@@ -333,47 +295,23 @@ class _Asking:
 
     def _read(self, answer: Answer) -> Top | None:
         """Return the log-probabilities by token id; None if too few token texts are known."""
-        if answer.by_id or not answer.by_text or self.tokenizer is None:
-            return answer.by_id or None
-        best: Top = {}
-        for table in self.spellings:
-            known = {
-                table[text]: value
-                for text, value in answer.by_text.items()
-                if table.get(text, -1) >= 0
-            }
-            best = max(best, known, key=len)
-        return best if len(best) >= min(3, len(answer.by_text)) else None
+        known: Top = {}
+        for token, log_prob in answer.log_probs.items():
+            number = token if isinstance(token, int) else self.texts.get(token)
+            if number is not None:
+                known[number] = log_prob
+        return known if len(known) >= max(1, min(3, len(answer.log_probs))) else None
 
     @cached_property
-    def spellings(self) -> list[dict[str, int]]:
-        """The token ids by the token texts that engines use; -1 for an ambiguous text."""
-        assert self.tokenizer is not None
-        every = list(range(self.reading.vocabulary))
-        pieces = list(map(str, self.tokenizer.convert_ids_to_tokens(every)))
+    def texts(self) -> dict[str, int]:
+        """The token ids by their texts, without ambiguous texts."""
+        if self.tokenizer is None:
+            return {}
+        every = range(self.reading.vocabulary)
         texts = self.tokenizer.batch_decode([[number] for number in every])
-        spaced = [
-            piece.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n")
-            for piece in pieces
-        ]
-        tables = []
-        for spelling in (texts, pieces, spaced, map(str, every)):
-            table: dict[str, int] = {}
-            for number, text in enumerate(spelling):
-                table[text] = -1 if text in table else number
-            tables.append(table)
-        return tables
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Find the smallest number above ``low`` for which a condition holds, as it does for ``high``."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+        counts = Counter(texts)
+        pairs = zip(texts, every, strict=True)
+        return {text: number for text, number in pairs if counts[text] == 1}
 
 
 def _are_equal(one: Top, other: Top) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,25 +140,6 @@ def typical(values: Sequence[float]) -> float:
     return (sum(map(math.sqrt, values)) / len(values)) ** 2 if values else math.inf
 
 
-def effects(
-    rows: Mapping[str, Sequence[Top]], beyond: Sequence[bool]
-) -> dict[str, float]:
-    """Return how much each error changes the predictions beyond the original length.
-
-    Args:
-        rows: The predictions at each position, by hypothesis.
-        beyond: Whether each position is beyond the original context length.
-
-    Returns:
-        The typical KL divergence from the right RoPE, in nats, of each error.
-    """
-    return {
-        name: typical(_at(divergences(rows[RIGHT], tops), beyond))
-        for name, tops in rows.items()
-        if name != RIGHT
-    }
-
-
 def judge(
     reading: Reading,
     answers: Sequence[Top | None],
@@ -198,13 +179,14 @@ def judge(
         far = f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens"
         return verdict(OTHER_MODEL, far)
     if limit is not None and limit < reading.target and not refuses:
-        short = f"at {limit} tokens, the checkpoint supports {reading.target}"
+        short = f"to at most {limit} tokens, the checkpoint supports {reading.target}"
         return verdict(CUT_OFF, short)
     if len(beyond[best]) < FEW:
         where = f"beyond the original {reading.window:,} tokens"
         return too_few(len(beyond[best]), where)
     others = [middle[name] for name in tables if name != best]
-    allowed = max(FLOOR, ROUNDED * precision_of(reading))
+    precision = typical(_at(reading.rounded, reading.beyond))  # what 16 bits explain
+    allowed = max(FLOOR, ROUNDED * precision)
     if best != RIGHT:
         allowed = max(allowed, WORSE * noise, min(others) / CLOSER)
     if middle[best] > allowed:
@@ -227,21 +209,6 @@ def judge(
     if noise > NOISY:
         why += f"; {noise:.1g} within: below 8 bits per weight, or other weights"
     return verdict(best, why)
-
-
-def precision_of(reading: Reading) -> float:
-    """Return the typical divergence (nats) beyond the original length that 16 bits explain."""
-    return typical(_at(reading.rounded, reading.beyond))
-
-
-def shows_no_error(reading: Reading) -> bool:
-    """Return whether errors exist, and none differs from the right RoPE by more than 16 bits explain."""
-    if len(reading.tops) + len(reading.alike) == 1:
-        return False
-    rows, beyond = reading.rows(), reading.beyond
-    least = max(FLOOR, ROUNDED * typical(_at(reading.rounded, beyond)))
-    by_error = effects(rows, beyond)
-    return all(effect <= least for effect in by_error.values())
 
 
 def _advice(reading: Reading) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ from ropepatch.model.head import log_probs_at
 from ropepatch.model.precision import available_bytes
 from ropepatch.model.rotary import rotating_by
 from ropepatch.probing import reading as readings
-from ropepatch.probing.judging import FEWEST, divergences, effects, shows_no_error
+from ropepatch.probing.judging import FEWEST, divergence, typical
 from ropepatch.probing.reading import (
     DOUBLED,
     FACTORLESS,
@@ -62,7 +62,7 @@ IN_FLOAT32 = 2  # times as long as in the precision of `HOUR`
 
 
 def why_none(config: Config, method: str, window: int, target: int) -> str | None:
-    """Return why a checkpoint cannot have a fingerprint; None if it can.
+    """Return why a checkpoint with this configuration cannot have a fingerprint; None if it can.
 
     Args:
         config: The configuration of the checkpoint, or of the one it is made from.
@@ -83,15 +83,11 @@ def why_none(config: Config, method: str, window: int, target: int) -> str | Non
     return None
 
 
-def _why_none_of(plan: Plan) -> str | None:
-    window = plan.source.config.window
-    return why_none(plan.config, plan.method.name, window, plan.target)
-
-
 def check_fingerprint(plan: Plan) -> None:
-    """Refuse a requested fingerprint if none is possible."""
-    if reason := _why_none_of(plan):
-        raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
+    """Raise an error if a checkpoint cannot have a fingerprint."""
+    window = plan.source.config.window
+    if reason := why_none(plan.config, plan.method.name, window, plan.target):
+        raise RopepatchError(reason, hint=f"leave out {argument('reading')}")
 
 
 def add_fingerprint(
@@ -114,8 +110,7 @@ def add_fingerprint(
             and readings.read(written.path).weights == checkpoint.fingerprint
         ):
             return
-        if reason := _why_none_of(plan):
-            raise RopepatchError(reason)
+        check_fingerprint(plan)
         # A model in memory may be a part of its checkpoint
         is_whole = isinstance(plan.source, Checkpoint)
         config = plan.config if is_whole else checkpoint.config
@@ -131,29 +126,21 @@ def add_fingerprint(
             raise
         say(f"no {READING}: {error}")
         return
-    if shows_no_error(reading):
+    if reading.alike and len(reading.tops) == 1:
         say(
             f"warning: {READING} cannot show a RoPE error: none changes this model "
             f"up to {reading.target:,} tokens"
         )
 
 
-def make_reading(
-    checkpoint: Checkpoint, hypotheses: Sequence[str] | None = None
-) -> Reading:
-    """Compute the fingerprint of an extended checkpoint on the CPU.
-
-    Args:
-        checkpoint: The extended checkpoint.
-        hypotheses: The names of the hypotheses to compute; None for all.
-    """
+def make_reading(checkpoint: Checkpoint) -> Reading:
+    """Compute the fingerprint of an extended checkpoint on the CPU."""
     record = records.read(checkpoint.folder)
     window = record.original_max_position_embeddings
     if reason := why_none(checkpoint.config, record.method, window, record.target):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
     job = Job(checkpoint, record, checkpoint.config)
-    names = job.ropes if hypotheses is None else hypotheses
-    return job.reading({name: job.ropes[name] for name in names if name in job.ropes})
+    return job.reading(job.ropes)
 
 
 @dataclass(frozen=True)
@@ -185,28 +172,20 @@ class Job:
         weights = sum(map(math.prod, self.checkpoint.weights.shapes.values()))
         return forward_operations(self.config.text, weights, self.record.target)
 
-    @cached_property
-    def bytes_needed(self) -> int:
-        """The memory of one pass: the weights, and the activations of a layer or the logits."""
-        pass_bytes = forward_bytes(self.config.text, self.record.target, 4)
-        return self.checkpoint.weights.num_bytes + pass_bytes
-
-    @cached_property
-    def available(self) -> float:
-        """The bytes of the machine, in which CPUs and Apple's GPUs compute; infinite for other devices."""
-        shared = torch.device(self.device).type in ("cpu", "mps")
-        return available_bytes() if shared else math.inf
-
     @property
-    def kind(self) -> str:
-        """The kind of device, in `HOUR`."""
-        return kind_of(torch.device(self.device).type)
+    def room(self) -> float:
+        """The available memory, in passes; infinite on devices with memory of their own."""
+        if torch.device(self.device).type not in ("cpu", "mps"):
+            return math.inf
+        pass_bytes = forward_bytes(self.config.text, self.record.target, 4)
+        return available_bytes() / (self.checkpoint.weights.num_bytes + pass_bytes)
 
     @property
     def duration(self) -> str:
         """How long all hypotheses take, as text."""
         work = (len(self.ropes) + 1) * self.operations
-        minutes = max(1, round(60 * IN_FLOAT32 * work / HOUR[self.kind]))
+        kind = kind_of(torch.device(self.device).type)
+        minutes = max(1, round(60 * IN_FLOAT32 * work / HOUR[kind]))
         return f"about {minutes:,} min at {self.record.target} tokens"
 
     def affordable(self) -> dict[str, Frequencies]:
@@ -215,14 +194,11 @@ class Job:
         Raises:
             RopepatchError: If it has not the time or the memory for two.
         """
-        if self.bytes_needed > self.available:
-            raise RopepatchError(
-                f"it needs {self.bytes_needed / 1e9:.1f} GB of memory, "
-                f"{self.available / 1e9:.1f} GB are available"
-            )
+        if self.room < 1:
+            raise RopepatchError("the memory is too small for one pass")
+        most = MOST_WORK[kind_of(torch.device(self.device).type)]
         for count in (len(self.ropes), FEWEST):
-            work = (count + 1) * self.operations  # once more in 16 bits
-            if work <= MOST_WORK[self.kind]:
+            if (count + 1) * self.operations <= most:  # once more in 16 bits
                 return dict(list(self.ropes.items())[:count])
         raise RopepatchError(
             f"computing it takes {self.duration}; {argument('reading')} does it anyway"
@@ -243,10 +219,11 @@ class Job:
         vocabulary = model.get_output_embeddings().weight.shape[0]
         tokenizer = tokenizer_of(self.checkpoint)
         source, ids = readings.draw_source(tokenizer, vocabulary, record.target, 0)
-        candidates = _candidates(ids, tokenizer, window, record.target)
+        groups = _candidates(ids, tokenizer, window, record.target)
         site = self.config.site
         stock = model.get_submodule(site.path)
-        log_probs: dict[str, Tensor] = {}
+        rows: dict[str, list[Top]] = {}
+
         with (
             torch.inference_mode(),
             stock_code(f"run {name}"),
@@ -254,30 +231,26 @@ class Job:
         ):
             tokens = torch.tensor([ids[:-1]], device=self.device)
             progress(0, passes)
-            every = list(chain.from_iterable(candidates))
-            positions, log_probs[RIGHT] = _least_certain(
-                log_probs_at(model, tokens, every), candidates
-            )
+            every = log_probs_at(model, tokens, list(chain.from_iterable(groups)))
+            positions, right = _least_certain(every, groups)
+            rows[RIGHT] = most_probable(right, name, DIGITS)
             with _in_16_bits(model):
-                inexact = log_probs_at(model, tokens, positions)
+                rounded = log_probs_at(model, tokens, positions)
             for error in list(ropes)[1:]:
-                progress(1 + len(log_probs), passes)
-                table = ropes[error]._replace(
-                    inv_freq=ropes[error].inv_freq.to(self.device)
-                )
+                progress(1 + len(rows), passes)
+                inv_freq = ropes[error].inv_freq.to(self.device)
+                table = ropes[error]._replace(inv_freq=inv_freq)
                 model.set_submodule(site.path, scaled_twin(stock, site, table))
-                log_probs[error] = log_probs_at(model, tokens, positions)
-        rows = {
-            key: most_probable(values, name, DIGITS)
-            for key, values in log_probs.items()
-        }
-        rounded = most_probable(inexact, name, DIGITS)
-        tops = {key: _tops(row) for key, row in rows.items()}
-        by_error = effects(rows, [position > window for position in positions])
-        far = divergences(rows[RIGHT], rounded)
-        alike = [error for error, effect in by_error.items() if effect <= TOLD_APART]
-        for error in alike:
-            del tops[error]
+                wrong = log_probs_at(model, tokens, positions)
+                rows[error] = most_probable(wrong, name, DIGITS)
+
+        inexact = most_probable(rounded, name, DIGITS)
+        first = sum(position <= window for position in positions)
+        alike = []
+        for error in list(ropes)[1:]:
+            far = list(map(divergence, rows[RIGHT][first:], rows[error][first:]))
+            if typical(far) <= TOLD_APART:
+                alike.append(error)
         libraries = "ropepatch", "transformers", "torch"
         return Reading(
             version=1,
@@ -288,17 +261,17 @@ class Job:
             dtype=str(model.dtype).removeprefix("torch."),
             source=source,
             positions=positions,
-            tops=tops,
+            tops={key: _tops(row) for key, row in rows.items() if key not in alike},
             **({"alike": alike} if alike else {}),
-            rounded=[round(value or 0.0, PLACES) for value in far],
-            versions={
-                library: importlib.metadata.version(library) for library in libraries
-            },
+            rounded=[
+                round(far, PLACES) for far in map(divergence, rows[RIGHT], inexact)
+            ],
+            versions={one: importlib.metadata.version(one) for one in libraries},
         )
 
     def _placed(self) -> Any:
         """Return the model on its device, in float32 where there is the memory for it."""
-        small = 2 * self.bytes_needed < self.available
+        small = self.room > 2
         model: Any = self.model
         if model is None:
             model = self.checkpoint.load(torch.float32 if small else None)
@@ -314,19 +287,16 @@ def ropes(record: Record) -> dict[str, Frequencies]:
     ratio = (right.inv_freq / before.inv_freq).nan_to_num(1.0)
     a = right.attention_factor / before.attention_factor
     window, factor = record.original_max_position_embeddings, record.factor
-    every = {
-        RIGHT: right,
-        UNSCALED: before,
-        FACTORLESS: right._replace(attention_factor=before.attention_factor),
-        TWICE: Frequencies(right.inv_freq * ratio, right.attention_factor * a),
-        DOUBLED: _rescaled(record, 2 * factor, window),
-        MISREAD: _rescaled(record, factor, record.target),
-    }
-    different: dict[str, Frequencies] = {}
-    for name, table in every.items():
-        if table is None:
-            continue
-        if all(table.distance(other) > 1e-7 for other in different.values()):
+    different = {RIGHT: right}
+    for name, table in (
+        (UNSCALED, before),
+        (FACTORLESS, right._replace(attention_factor=before.attention_factor)),
+        (TWICE, Frequencies(right.inv_freq * ratio, right.attention_factor * a)),
+        (DOUBLED, _rescaled(record, 2 * factor, window)),
+        (MISREAD, _rescaled(record, factor, record.target)),
+    ):
+        tables = different.values()
+        if table and all(table.distance(other) > 1e-7 for other in tables):
             different[name] = table
     return different
 
@@ -334,15 +304,10 @@ def ropes(record: Record) -> dict[str, Frequencies]:
 def _rescaled(record: Record, factor: float, window: int) -> Frequencies | None:
     """Apply a record's method with another factor or original length; None if it accepts none."""
     carried = tuple(record.inv_freq_before) if record.already_scaled else None
+    dim, theta = record.rotary_dim, record.rope_theta
     parameters = record.parameters | {"factor": factor}
     try:
-        rope = Rope(
-            record.rotary_dim,
-            record.rope_theta,
-            window,
-            carried,
-            float(record.attention_factor_before),
-        )
+        rope = Rope(dim, theta, window, carried, float(record.attention_factor_before))
         return METHODS.make(record.method, **parameters).frequencies(rope)
     except RopepatchError:
         return None
@@ -401,20 +366,18 @@ def _least_certain(
     return positions, torch.stack(chosen)
 
 
-def most_probable(log_probs: Tensor, name: str, digits: int | None = None) -> list[Top]:
+def most_probable(log_probs: Tensor, name: str, digits: int = 16) -> list[Top]:
     """Return the most probable tokens of log-probabilities [P, V] of a model, most probable first."""
     if not log_probs.isfinite().any(-1).all():
         raise RopepatchError(
             f"{name} computes logits that are NaN or infinite",
-            hint="run `ropepatch.diagnose(model)` to check its RoPE",
+            hint="load the model anew; `ropepatch doctor` checks its weights",
         )
     values, ids = log_probs.topk(min(TOP, log_probs.shape[1]))
-    if digits is None:
-        numbers = values.tolist()
-    else:
-        numbers = [[round(value, digits) for value in row] for row in values.tolist()]
-    pairs = zip(ids.tolist(), numbers, strict=True)
-    return [dict(zip(*pair, strict=True)) for pair in pairs]
+    return [
+        {token: round(value, digits) for token, value in zip(*row, strict=True)}
+        for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def _tops(rows: list[Top]) -> Tops:

@@ -9,6 +9,7 @@ import hashlib
 import random
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -128,22 +129,20 @@ class Reading(Part):
 
     def is_consistent(self) -> bool:
         """Return whether its lists fit each other."""
-        count = len(self.positions)
-        if self.positions != sorted(set(self.positions)):
+        try:
+            by_name = self.rows()
+        except ValueError:  # of zip: two lists differ in length
             return False
-        if not self.positions[-1] <= self.source.length == self.target:
-            return False
-        if RIGHT not in self.tops or len(self.rounded) != count:
-            return False
-        tokens = list(self.source.ids or [])
-        for tops in self.tops.values():
-            if not len(tops.ids) == len(tops.log_probs) == count:
-                return False
-            for ids, log_probs in zip(tops.ids, tops.log_probs, strict=True):
-                if not len(ids) == len(log_probs) > 0:
-                    return False
-                tokens += ids
-        return max(tokens) < self.vocabulary
+        rows = list(chain.from_iterable(by_name.values()))
+        counts = {*map(len, by_name.values()), len(self.rounded)}
+        return (
+            RIGHT in by_name
+            and counts == {len(self.positions)}
+            and self.positions == sorted({*self.positions})
+            and self.positions[-1] <= self.source.length == self.target
+            and all(rows)
+            and max(chain(self.source.ids or [], *rows)) < self.vocabulary
+        )
 
 
 def exists(folder: Path) -> bool:

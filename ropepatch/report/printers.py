@@ -1,10 +1,9 @@
-"""Tables as data, and printed three ways: as text, as HTML and as Markdown."""
+"""Tables as data, and as text and Markdown; `template.html` has them as HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 from ropepatch.columns import as_text, columns
@@ -17,7 +16,7 @@ class Cell(NamedTuple):
         text: Its text.
         detail: A smaller text behind it: an interval.
         value: The sort key in its column; None comes last.
-        best: Whether it is the best of its column.
+        best: Whether it is the best of its kind.
     """
 
     text: str
@@ -51,45 +50,21 @@ class Table(NamedTuple):
 
 
 def table_text(table: Table, width: int | None = None) -> str:
-    """A table as lines of text, with details behind the values, or below them if lines are too long.
+    """A table below its caption, with details behind the values, or below them if lines are too long.
 
     Args:
         table: The table.
         width: The most characters of a line, beyond which cells are wrapped; None for no limit.
     """
     right = range(table.labels, len(table.heads))
-    behind = [[cell.line for cell in row] for row in table.rows]
-    text = as_text([columns([table.heads, *behind], right=right)])
-    if width is None or max(map(len, text.splitlines())) <= width:
-        return text
-    below = [
-        ["\n".join(filter(None, [cell.text, cell.detail])) for cell in row]
-        for row in table.rows
-    ]
-    return as_text([columns([table.heads, *below], right=right)], width)
-
-
-def html_table(table: Table) -> str:
-    """A table in a scrolling box, with a caption and sort keys."""
-    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in table.heads)
-    lines = []
-    for row in table.rows:
-        line = ""
-        for number, cell in enumerate(row):
-            tag = 'th scope="row"' if number < table.labels else "td"
-            best = ' class="best"' if cell.best else ""
-            value = (
-                "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
-            )
-            detail = f"<small>{escape(cell.detail)}</small>" if cell.detail else ""
-            line += f"<{tag}{best}{value}>{escape(cell.text)}{detail}</{tag[:2]}>"
-        lines.append(f"<tr>{line}</tr>\n")
-    caption = escape(table.caption)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">\n<table>\n'
-        f"<caption>{caption}</caption>\n<thead>\n<tr>{heads}</tr>\n</thead>\n"
-        f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n</div>"
-    )
+    lines = [[cell.line for cell in row] for row in table.rows]
+    text = as_text([columns(lines, table.heads, right=right)])
+    if width is not None and max(map(len, text.splitlines())) > width:
+        lines = [
+            [cell.line.replace(" (", "\n(", 1) for cell in row] for row in table.rows
+        ]
+        text = as_text([columns(lines, table.heads, right=right)], width)
+    return f"{table.caption}\n{text}"
 
 
 def markdown_table(table: Table, marked: str | None = None, note: str = "") -> str:

@@ -1,18 +1,14 @@
-"""Sentences about results: what was measured, the verdict, its warnings, and the provenance."""
+"""The verdict on results in sentences, for terminal, notebook and report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import Comparison, training_free
-from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.comparisons import Comparison
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import Ranked, Ranking, rank
-from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.retrieval import THRESHOLD
-from ropepatch.evaluation.tasks import task_of
-
-VERSIONS = ("ropepatch", "transformers", "torch")
 
 
 def ranking_lines(ranking: Ranking) -> list[str]:
@@ -78,7 +74,7 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
 
 
 def verdict_lines(groups: Sequence[Comparison]) -> list[str]:
-    """The verdict on one model and target: its ranking, if any, and the gain from training."""
+    """The warnings and the ranking, if any, of one model and target; of each task the first comparison."""
     first: dict[str, Comparison] = {}
     for group in groups:
         first.setdefault(group.task, group)
@@ -86,8 +82,6 @@ def verdict_lines(groups: Sequence[Comparison]) -> list[str]:
     lines = [f"Warning: {warning}." for group in groups for warning in group.warnings()]
     if ranking is not None:
         lines += ranking_lines(ranking)
-    for group in first.values():
-        lines += _gains(group)
     return list(dict.fromkeys(lines))
 
 
@@ -104,78 +98,14 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
         return None
 
 
-def _gains(group: Comparison) -> list[str]:
-    """The gain of every training over its start, paired by document."""
-    lines = []
-    for name, result in group.results.items():
-        before = training_free(group.results, result) if result.fine_tuned else None
-        if before is None:
-            continue
-        at = {"length": group.target}
-        try:
-            start = group.results[before].mean("loss", **at)
-            gain = difference(start, result.mean("loss", **at))
-        except RopepatchError:  # a result without its documents
-            continue
-        if not gain.missing:
-            outcome = "significant" if gain.differs else "not significant"
-            lines.append(
-                f"Training gain of {name} over {before}: {signed(gain)} nats/token, {outcome}."
-            )
-    return lines
-
-
 def signed(mean: Mean) -> str:
     """A difference with its 95 % interval, all with a sign."""
     low, high = mean.interval()
-    return (
-        f"{mean.value:+.3f}"
-        if mean.missing
-        else f"{mean.value:+.3f} ({low:+.3f} to {high:+.3f})"
-    )
+    interval = "" if mean.missing else f" ({low:+.3f} to {high:+.3f})"
+    return f"{mean.value:+.3f}{interval}"
 
 
 def percent(mean: Mean) -> str:
     """A difference of shares with its 95 % interval."""
     low, high = mean.interval()
     return f"{mean.value:.0%} (95 % interval {low:.0%} to {high:.0%})"
-
-
-def measured(groups: Sequence[Comparison]) -> str:
-    """The model and the methods that were measured."""
-    results = {
-        name: result for group in groups for name, result in group.results.items()
-    }
-    names = [
-        f"{name} (fine-tuned)" if result.fine_tuned else name
-        for name, result in results.items()
-    ]
-    target = f"{groups[0].target:,}"
-    return f"{groups[0].model} was {groups[0].history}. Measured to {target} tokens: {', '.join(names)}."
-
-
-def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
-    """The settings that differ from those of the other comparisons of its task; empty if none do."""
-    others = [other.parameters for other in groups if other.task == group.task]
-    settings = task_of(group.task).model_fields.keys() - {"lengths", "metadata"}
-    return ", ".join(
-        str(value) if name == "text" else f"{name} {value}"
-        for name, value in group.parameters.items()
-        if name in settings and any(other.get(name) != value for other in others)
-    )
-
-
-def origin(results: Sequence[Result]) -> list[str]:
-    """The origin of the results: versions, device, dtype, and the amount of text."""
-    lines = []
-    for result in results:
-        if result.env:  # the floor of a text is computed, not measured
-            env = result.env
-            parts = [f"{name} {env[name]}" for name in VERSIONS if name in env]
-            parts += [env.get(key, f"unknown {key}") for key in ("device", "dtype")]
-            lines.append(", ".join(parts))
-    for result in results:
-        if "tokens" in result.parameters:
-            text = result.parameters.get("text", "text")
-            lines.append(f"{text}, {result.parameters['tokens']:,} tokens")
-    return list(dict.fromkeys(lines))

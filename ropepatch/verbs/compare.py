@@ -25,8 +25,7 @@ from ropepatch.evaluation.tasks import (
 )
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
-from ropepatch.report import html_table, ranking_tables, ranking_text
-from ropepatch.report.verdict import ranking_lines
+from ropepatch.report.tables import ranking_text
 from ropepatch.settings import Length, listed, relative_length
 from ropepatch.verbs.inputs import check_places, find_checkpoint
 from ropepatch.verbs.results import Results, reported
@@ -79,13 +78,7 @@ class Choice:
         return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"
 
     def _repr_html_(self) -> str:
-        verdict = "".join(
-            f"<p>{escape(line)}</p>" for line in ranking_lines(self.ranking)
-        )
-        return (
-            "".join(map(html_table, ranking_tables(self.ranking, self.results)))
-            + verdict
-        )
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def compare(

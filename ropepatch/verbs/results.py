@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from html import escape
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +17,7 @@ from ropepatch.evaluation.measuring import Machine
 from ropepatch.evaluation.results import Result, read_result, results_json, slug
 from ropepatch.extension.planning import Plan
 from ropepatch.progress import interruptible
-from ropepatch.report import html_table, results_tables, results_text
+from ropepatch.report.tables import results_text
 from ropepatch.settings import refuse_unknown, short_length
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Results(tuple[Result, ...]):
         Raises:
             RopepatchError: If there are no results, no figure of that name, or no matplotlib.
         """
-        from ropepatch.report.plots import figures
+        from ropepatch.report.plots.lines import figures
 
         drawn = figures(self)
         if not drawn:
@@ -93,7 +94,7 @@ class Results(tuple[Result, ...]):
         return f"Results({len(self)} of {tasks}: {shown})" if self else "Results(none)"
 
     def _repr_html_(self) -> str:
-        return "".join(map(html_table, results_tables(self)))
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
@@ -107,7 +108,7 @@ def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figur
         RopepatchError: If there is nothing to draw, no figure of that name, or no matplotlib.
     """
     if isinstance(what, Plan):
-        from ropepatch.report.plots import plot_plan
+        from ropepatch.report.plots.changes import plot_plan
 
         return plot_plan(what)
     return (read_results(what) if isinstance(what, str | Path) else what).plot(name)
@@ -166,7 +167,7 @@ def _kept(folder: Path | None) -> str:
 
 
 def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
-    from ropepatch.report import write_report
+    from ropepatch.report.page import write_report
 
     try:
         return write_report(results, file, command=command)

@@ -1,4 +1,4 @@
-"""The doctor of a folder: tokenizers, chat templates, code, records, repaired copies and the command."""
+"""The doctor of a folder: its small files, code, records, repaired copies and the command."""
 
 import json
 import shutil
@@ -64,31 +64,6 @@ def test_extended_checkpoints_have_no_findings_except_for_length_dependent_metho
     } == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "end", "template_text", "found"),
-    [
-        ("tiny-llama", "</s>", None, False),  # a base model
-        ("My-8B-Instruct", "</s>", None, True),
-        ("llama-chat-hf", "</s>", None, True),
-        ("chatter-8b", "</s>", None, False),
-        ("tiny-llama", "<|im_end|>", None, True),
-        ("My-8B-Instruct", "<|im_end|>", "{{ messages }}", False),
-    ],
-)
-def test_a_chat_model_without_a_chat_template_is_a_remark(
-    name, end, template_text, found, template, tmp_path
-):
-    folder = tmp_path / name
-    shutil.copytree(template, folder)
-    edit_json(folder / "tokenizer_config.json", eos_token=end)
-    if template_text:
-        (folder / "chat_template.jinja").write_text(template_text)
-    findings = diagnose(folder, measure=False).findings
-    assert [(one.code, one.severity) for one in findings] == [
-        ("chat-template-missing", "remark")
-    ] * found
-
-
 def test_bundled_and_real_checkpoints_have_no_findings(shared, template):
     real = (config.parent for config in (shared / "checkpoints").glob("*/config.json"))
     for place in ("tiny", template, *real):
@@ -112,32 +87,15 @@ def test_changed_or_missing_remapping_code_is_an_error(template, tmp_path):
 
 @pytest.mark.parametrize(
     ("file", "content"),
-    [
-        ("generation_config.json", "{"),
-        ("tokenizer_config.json", "[]"),
-        ("tokenizer.json", None),
-    ],
+    [("generation_config.json", "{"), ("tokenizer_config.json", "[]")],
 )
 def test_an_unreadable_or_invalid_json_file_is_an_error(
-    file, content, template, tmp_path, monkeypatch
+    file, content, template, tmp_path
 ):
-    folder, read = Path(shutil.copytree(template, tmp_path / "model")), Path.read_text
-    (folder / file).write_text(content or "{}")
-
-    def read_text(path: Path, **options: str) -> str:
-        if (
-            path.name == file and content is None
-        ):  # as after chmod 0, which does not restrict root
-            raise PermissionError(13, "Permission denied", str(path))
-        return read(path, **options)
-
-    monkeypatch.setattr(Path, "read_text", read_text)
+    folder = Path(shutil.copytree(template, tmp_path / "model"))
+    (folder / file).write_text(content)
     (finding,) = diagnose(folder, measure=False).findings
-    assert (finding.code, finding.severity, finding.file) == (
-        "file-unreadable",
-        "error",
-        file,
-    )
+    assert (finding.code, finding.file) == ("file-unreadable", file)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +127,9 @@ def test_only_a_repair_of_config_json_removes_the_verification(
 
 @pytest.fixture
 def repairable(tmp_path) -> Path:
-    """A checkpoint folder without the size of a head, with other files."""
-    source = write(tmp_path / "model", QWEN_3, head_dim=None)
-    for name in (
-        "README.md",
-        "modeling_x.py",
-        "pytorch_model.bin",
-        ".gitattributes",
-        "tokenizer.json",
-    ):
+    """A checkpoint folder whose tokenizer stops early, with other files."""
+    source = write(tmp_path / "model", QWEN_3, model_max_length=4096)
+    for name in ("modeling_x.py", "pytorch_model.bin", ".gitattributes"):
         (source / name).write_text('{"a": 1}')
     (source / "original").mkdir()
     return source
@@ -188,18 +140,13 @@ def test_a_repair_copies_everything_except_folders_hidden_files_and_pickles(
 ):
     before = contents(repairable)
     out = repair(diagnose(repairable, measure=False), tmp_path / "out")
-    assert {path.name for path in out.iterdir()} == {
-        *(
-            "README.md",
-            "modeling_x.py",
-            "tokenizer.json",
-            "config.json",
-            "tokenizer_config.json",
-        ),
-    }
-    assert (out / "README.md").read_text() == '{"a": 1}'
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "modeling_x.py",
+        "tokenizer_config.json",
+    ]
+    assert (out / "modeling_x.py").read_text() == '{"a": 1}'
     assert contents(repairable) == before
-    assert [path.name for path in tmp_path.iterdir() if path != repairable] == ["out"]
     assert not any(one.fixable for one in diagnose(out, measure=False).findings)
 
 
@@ -234,10 +181,9 @@ def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(
         "  where   config.json original_max_position_embeddings = 4096",
     ]
     assert [line.split()[0] for line in lines[2:]] == [
-        "what",
+        "problem",
         "why",
         "remedy",
-        "--fix",
         "thread",
     ]
 
@@ -248,12 +194,15 @@ def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here
         "original_max_position_embeddings": 131072,
         "rope_type": "yarn",
     }
-    source = write(tmp_path / "model", QWEN_3, head_dim=None, rope_scaling=original)
+    source = write(
+        tmp_path / "model", QWEN_3, model_max_length=4096, rope_scaling=original
+    )
     result = run_here("doctor", source, "--no-measure", "--fix", tmp_path / "out")
     assert result.returncode == 1  # the lengths remain
-    assert "head-dim-null" in result.stderr.splitlines()[0]
+    assert "tokenizer-behind" in result.stderr.splitlines()[0]
     assert "left for you to decide: factor-contradicts-lengths" in result.stderr
-    assert json.loads((tmp_path / "out/config.json").read_text())["head_dim"] == 128
+    tokenizer = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert tokenizer["model_max_length"] == 40960
 
 
 def test_doctor_without_findings_prints_the_checked_files_and_makes_no_copy(

@@ -17,7 +17,6 @@ from ropepatch.evaluation.results import (
     SCHEMA,
     Result,
     Row,
-    joined,
     measure_of,
     read_result,
     results_json,
@@ -206,16 +205,6 @@ def test_rows_by_length_and_by_position_are_those_of_the_curve():
     assert [row.value for row in read] == [8.5 / 4, 22 / 6, 5.0]
     assert {row.measure for row in read} == {"gain"}
     assert by_position("loss", CURVE, [3]) == []
-
-
-def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
-    curve = LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1]))
-    rows = rows_of(by_position("loss", curve, [0, 2, 5]))
-    (whole,) = joined([rows], {"length": 5})
-    assert (whole.at, whole.measure) == ({"length": 5}, "loss")
-    assert whole.clusters == [[22.0, 4], [12.0, 4], [22.0, 4]]
-    with pytest.raises(RopepatchError, match="cannot pool"):
-        joined([[rows[0], replace(rows[1], clusters=rows[1].clusters[1:])]], {})
 
 
 def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():

@@ -10,7 +10,7 @@ from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.results import MEASURES, Measure, Row
 from ropepatch.evaluation.suites import read_suite
-from ropepatch.report import print_results, results_tables
+from ropepatch.report.tables import results_text
 
 
 class Echo(tasks.Task):
@@ -66,11 +66,8 @@ def test_a_task_of_ones_own_is_read_measured_printed_tabled_and_not_ranked(
             ("yarn", (3.0, 3.0, 2.5), "yarn"),
         )
     ]
-    print_results(results)
-    assert "1,024 tokens baseline 3.0 2.0 0.0 yarn 3.0 3.0 2.5" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    assert [table.caption for table in results_tables(results)] == ["Words"]
+    text = " ".join(results_text(results).split())
+    assert "1,024 tokens baseline 3.0 2.0 0.0 yarn 3.0 3.0 2.5" in text
     losses = [
         reading("baseline", [0.6, 2.0, 12.0]),
         reading("yarn", [0.65, 0.6, 0.55], method="yarn"),

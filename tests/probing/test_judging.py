@@ -13,11 +13,10 @@ from engines import Engine
 from transformers import AutoModelForCausalLM
 
 import ropepatch
-from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.probing.judging import CUT_OFF, OTHER_MODEL, UNDECIDED, divergence, judge
-from ropepatch.probing.making import make_reading, ropes
+from ropepatch.probing.judging import OTHER_MODEL, UNDECIDED, divergence, judge
+from ropepatch.probing.making import make_reading
 from ropepatch.probing.reading import (
     DOUBLED,
     FACTORLESS,
@@ -64,16 +63,11 @@ def answers(folder: Path, reading, *, count: int = 20, **engine):
 @pytest.mark.parametrize(
     ("verdict", "count", "engine"),
     [
-        *((RIGHT, 20, {"precision": precision}) for precision in ("float32", "q8")),
-        *(
-            (mistake, 10, {"mistake": mistake, "precision": "q8"})
-            for mistake in (UNSCALED, TWICE, FACTORLESS)
-        ),
-        *(
-            (mistake, 10, {"mistake": mistake, "precision": "q8"})
-            for mistake in (DOUBLED, MISREAD)
-        ),
         (OTHER_MODEL, 20, {"noise": 0.2}),
+        *(
+            (mistake, 10, {"mistake": mistake, "precision": "q8"})
+            for mistake in (UNSCALED, TWICE, FACTORLESS, DOUBLED, MISREAD)
+        ),
     ],
 )
 def test_the_verdict_identifies_what_an_engine_computes(
@@ -82,25 +76,16 @@ def test_the_verdict_identifies_what_an_engine_computes(
     folder, reading = checkpoint()
     judgement = judge(reading, answers(folder, reading, count=count, **engine))
     assert judgement.verdict == verdict, judgement
-    assert judgement.noise < 0.01 or verdict == OTHER_MODEL
 
 
-def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(
-    checkpoint,
-):
+def test_truncated_prompts_are_reported_and_missing_answers_are_undecided(checkpoint):
     folder, reading = checkpoint()
     right = answers(folder, reading)
     truncated = up_to(256, right, reading)
-    judgement = judge(reading, truncated, limit=256)
-    assert (judgement.verdict, judgement.limit) == (CUT_OFF, 256)
-    assert str(judgement).startswith(
-        "WRONG: the server truncates prompts (at 256 tokens"
-    )
-    for tops in (
-        truncated,
-        [*right[:3], *[None] * (len(right) - 3)],
-        [None] * len(right),
-    ):
+    line = str(judge(reading, truncated, limit=256))
+    assert line.startswith("WRONG: the server truncates prompts (to at most 256 tokens")
+    few = [*right[:3], *[None] * (len(right) - 3)]
+    for tops in (truncated, few, [None] * len(right)):
         assert judge(reading, tops).verdict == UNDECIDED
 
 
@@ -142,11 +127,9 @@ def fingerprints(tmp_path_factory):
     """`tiny` extended with YaRN, and its fingerprints by their number of hypotheses."""
     plan = ropepatch.plan("tiny", to="4x", method="yarn")
     folder = writing.write(plan, tmp_path_factory.mktemp("fingerprints") / "out").path
-    checkpoint = Checkpoint(folder)
-    return folder, {
-        2: make_reading(checkpoint, hypotheses=(RIGHT, UNSCALED)),
-        6: make_reading(checkpoint),
-    }
+    reading = make_reading(Checkpoint(folder))
+    two = {name: reading.tops[name] for name in (RIGHT, UNSCALED)}
+    return folder, {2: reading.model_copy(update={"tops": two}), 6: reading}
 
 
 def with_parameters(engine, **parameters):
@@ -172,17 +155,6 @@ def test_an_engine_with_other_rope_parameters_is_never_right(
     assert advice in judgement.why or judgement.verdict != UNDECIDED
 
 
-def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
-    folder = writing.write(
-        ropepatch.plan("tiny", to="4x", method="linear"), tmp_path / "out"
-    ).path
-    reading = make_reading(Checkpoint(folder))
-    base = Checkpoint(folder).config.rope_parameters["rope_theta"]
-    engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
-    judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
-    assert not judgement.is_right, judgement
-
-
 @pytest.mark.parametrize("hypotheses", [2, 6])
 @pytest.mark.parametrize("precision", ["float32", *PRECISIONS])
 def test_a_right_engine_is_right_in_every_precision(
@@ -195,31 +167,14 @@ def test_a_right_engine_is_right_in_every_precision(
     assert judgement.is_right, judgement
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["babyllama-361", "stories-260k"])
-@pytest.mark.parametrize("method", ["yarn", "linear"])
-def test_two_hypotheses_suffice_for_a_right_engine(checkpoint, name, method):
-    folder, reading = checkpoint(name, method)
-    tops = {hypothesis: reading.tops[hypothesis] for hypothesis in (RIGHT, UNSCALED)}
-    for precision in PRECISIONS:
-        judgement = judge(
-            reading.model_copy(update={"tops": tops}),
-            answers(folder, reading, precision=precision),
-        )
-        assert judgement.is_right, (precision, judgement)
-
-
-def test_an_unknown_mistake_is_undecided_or_another_model(checkpoint):
-    folder, reading = checkpoint()
-    engine = Engine(folder)
-    table = ropes(records.read(folder))[RIGHT]
-    engine.rotary = type(engine.rotary)(engine.model.config)
-    engine.rotary.inv_freq = table.inv_freq * torch.linspace(
-        1, 1.5, len(table.inv_freq)
-    )
-    engine.rotary.attention_scaling = table.attention_factor
+def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
+    plan = ropepatch.plan("tiny", to="4x", method="linear")
+    folder = writing.write(plan, tmp_path / "out").path
+    reading = make_reading(Checkpoint(folder))
+    base = Checkpoint(folder).config.rope_parameters["rope_theta"]
+    engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
     judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
-    assert judgement.verdict in (UNDECIDED, OTHER_MODEL)
+    assert not judgement.is_right, judgement
 
 
 @pytest.mark.parametrize(("method", "verdict"), [("yarn", UNDECIDED), ("none", RIGHT)])
@@ -285,15 +240,6 @@ def test_the_divergence_of_the_most_probable_tokens_never_exceeds_kullback_leibl
                 for ids, logs in zip(tokens, values, strict=True)
             )
             assert divergence(expected, got) <= (p.exp() * (p - q)).sum().item() + 1e-6
-
-
-def test_tokens_that_one_list_lacks_count_as_far_apart():
-    expected, got = (
-        {0: math.log(0.9), 1: math.log(0.09)},
-        {2: math.log(0.6), 3: math.log(0.001)},
-    )
-    assert divergence(expected, got) > 0.9 * math.log(0.9 / 0.002) - 1
-    assert divergence(got, expected) > 0.1
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_probe_identifies_other_weights_and_raises_an_error_for_nan(extended):
     model.model.rotary_emb.inv_freq.fill_(torch.nan)
     with pytest.raises(RopepatchError, match="NaN") as caught:
         ropepatch.probe(model, extended)
-    assert "ropepatch.diagnose" in caught.value.hint
+    assert "ropepatch doctor" in caught.value.hint
 
 
 def trained(model, folder, place, steps=4, callbacks=(), resume=None, **options):

@@ -31,8 +31,7 @@ from ropepatch.publishing.card.writing import (
     card_text,
     write_card,
 )
-from ropepatch.report import print_results
-from ropepatch.report.tables import EFFECTIVE
+from ropepatch.report.tables import EFFECTIVE, results_text
 from ropepatch.scaling import METHODS
 
 CHECK = {
@@ -254,7 +253,7 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
     assert [row[-1] for row in losses[-3:]] == [
         "0.558 (0.502 to 0.614)",
         "0.450 (0.405 to 0.495)",
-        "0.385",
+        "0.385 (0.346 to 0.423)",
     ]
     assert shown["Perplexity"][-2][-1] == "1.568 (1.499 to 1.641)"
     assert [row[2].partition(" (")[0] for row in found[-3:]] == ["0%", "75%", "100%"]
@@ -288,14 +287,13 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
 
 @pytest.mark.parametrize(("documents", "haystacks"), [(2, 4), (4, 2), (10, 10)])
 def test_every_warning_of_the_terminal_is_on_the_card_before_its_headline(
-    documents, haystacks, capsys
+    documents, haystacks
 ):
     results = [
         reading("yarn", [[0.6] * documents] * 3, method="yarn"),
         asking("yarn", [1, 1, 1], n=haystacks, method="yarn"),
     ]
-    print_results(results)
-    printed = re.findall(r"^Warning: (.*)\.$", capsys.readouterr().out, re.MULTILINE)
+    printed = re.findall(r"^Warning: (.*)\.$", results_text(results), re.MULTILINE)
     assert len(printed) == (documents < 5) + (haystacks < 5)
     card = card_text(made(results=results))
     head = card.partition("Loss (nats/token) at")[0]

@@ -10,15 +10,14 @@ import pytest
 from made_results import asking, model_record, reading, scoring
 from remapping_oracle import ORACLE, SMALL, distances
 from run_recipes import run_python
+from tiny_models import tiny_config
 
+import ropepatch
 from ropepatch.attention import make_remapping
 from ropepatch.evaluation.comparisons import comparisons
-from ropepatch.evaluation.results import Result
-from ropepatch.report import plots
-from ropepatch.report.plots.changes import Rescaling, plot_effective_distances
-from ropepatch.report.plots.lines import plot_perplexity, plot_positions
-from ropepatch.report.plots.style import COLOURS, Look
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.report.plots.changes import plot_plan
+from ropepatch.report.plots.lines import figures
+from ropepatch.report.plots.style import save_figure
 
 
 def labelled(axes) -> dict:
@@ -30,21 +29,16 @@ def labelled(axes) -> dict:
     }
 
 
-def drawn(plot, *results: Result):
-    """The axes of a figure of results that make one comparison."""
-    (comparison,) = comparisons(results)
-    return plot(comparison, plots.looks_of(results)).axes[0]
+# Results
 
 
-# Losses of results
-
-
-def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where_all_have_one():
+def test_losses_are_drawn_with_their_intervals_where_all_have_one():
     result = reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25)
-    axes = drawn(plot_perplexity, result)
-    assert axes.figure._repr_png_().startswith(
-        b"\x89PNG"
-    )  # which a notebook shows without pyplot
+    drawn = figures([result])
+    assert list(drawn) == ["perplexity", "positions"]
+    # which a notebook shows without pyplot
+    assert drawn["perplexity"]._repr_png_().startswith(b"\x89PNG")
+    axes = drawn["perplexity"].axes[0]
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
     assert list(line.get_ydata()) == pytest.approx(np.exp([2.0, 1.5, 1.0]), rel=1e-12)
@@ -55,53 +49,40 @@ def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where
     assert corners >= {(256, 1.5), (256, 2.5), (1024, 0.75), (1024, 1.25)}
     first, second, *others = result.rows
     unknown = [first, replace(second, low=None, high=None), *others]
-    assert not drawn(plot_perplexity, replace(result, rows=unknown)).collections
-    places, nats = labelled(drawn(plot_positions, result))["yarn"].get_data()
+    partly = figures([replace(result, rows=unknown)])["perplexity"]
+    assert not partly.axes[0].collections
+    places, nats = labelled(drawn["positions"].axes[0])["yarn"].get_data()
     assert list(places) == pytest.approx([128, (256 * 512) ** 0.5, (512 * 1024) ** 0.5])
     assert list(nats) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
 
 
-# Answers found
+def test_a_line_far_above_the_best_leaves_the_figure():
+    results = [
+        reading("floor", [0.1] * 3),
+        reading("baseline", [0.6, 2.0, 12.0]),
+        reading("yarn", [3.0, 2.5, 2.5], method="yarn"),
+    ]
+    figure = figures(results)["positions"]
+    assert figure.axes[0].get_ylim()[1] == pytest.approx(4.0)
 
 
-def test_the_accuracy_is_drawn_by_length_for_every_kind_and_by_depth():
+def test_the_accuracy_is_drawn_by_length_for_every_kind():
     of = {"number": [4, 2], "sentence": [2, 0]}
-    figures = plots.figures(
-        [asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))]
-    )
-    assert list(figures) == ["retrieval", "depths-number", "depths-sentence"]
-    number, sentence = (
-        labelled(axes)["baseline"] for axes in figures["retrieval"].axes
-    )
+    drawn = figures([asking("baseline", of, lengths=(256, 512))])
+    assert list(drawn) == ["retrieval"]
+    number, sentence = (labelled(axes)["baseline"] for axes in drawn["retrieval"].axes)
     assert list(number.get_ydata()) == [1, 0.5]
     assert list(sentence.get_ydata()) == [0.5, 0]
-    by_depth = figures["depths-number"].axes[0].images[0].get_array()
-    np.testing.assert_allclose(by_depth, [[1, 0.5], [1, 0.5]])
-
-
-# What a scaling does
 
 
 # At which distances tokens are read
 
 
-def mapped(name: str, window: int, target: int, /, **parameters) -> Rescaling:
-    rope, one = (
-        Rope(16, 10_000.0, window),
-        make_remapping(name, **parameters).fitted(window, target),
-    )
-    return Rescaling(
-        name, rope, Frequencies(rope.inv_freq()), target / window, target, one
-    )
-
-
 @pytest.mark.parametrize("name", ORACLE)
-def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_key_is_unseen(
-    name,
-):
-    figure = plot_effective_distances(
-        [(mapped(name, 32, 44, **SMALL[name]), Look(COLOURS[0]))]
-    )
+def test_the_distances_drawn_are_those_of_the_papers_formula(name):
+    config = tiny_config("llama", max_position_embeddings=32)
+    method = make_remapping(name, **SMALL[name])
+    figure = plot_plan(ropepatch.plan(config, to=44, method=method))
     expected = distances(ORACLE[name](**SMALL[name]), 44)
     true, read = labelled(figure.axes[0])[name].get_data()
     np.testing.assert_allclose(read, expected[43, 43 - np.array(true)], atol=1e-9)
@@ -127,21 +108,17 @@ def test_only_results_measured_alike_are_compared():
 
 
 def test_the_figures_are_those_that_the_results_allow():
-    assert plots.figures([scoring("baseline", {("task", "acc"): 0.5})]) == {}
-    assert plots.figures([reading("floor", [0.5] * 3)]) == {}
-    assert list(plots.figures([reading("baseline", [1.0] * 3)])) == [
-        "perplexity",
-        "positions",
-    ]
+    assert figures([scoring("baseline", {("task", "acc"): 0.5})]) == {}
+    assert figures([reading("floor", [0.5] * 3)]) == {}
     full = [
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
-    assert " ".join(plots.figures(full)) == "perplexity positions gain retrieval depths"
+    assert " ".join(figures(full)) == "perplexity positions gain retrieval"
 
 
 def test_names_of_figures_tell_models_targets_and_protocols_apart():
-    found = plots.figures(
+    found = figures(
         [
             reading("baseline", [1.0] * 3, model=model_record("a/b")),
             reading("baseline", [1.0] * 3, model=model_record("c")),
@@ -161,6 +138,7 @@ def test_names_of_figures_tell_models_targets_and_protocols_apart():
 # Colours and names
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 @pytest.mark.parametrize("label", ["$\\nothing$<b>&amp;a\x00b\x1bc\ud800", "_hidden"])
 def test_any_label_can_be_drawn_in_a_file_of_its_folder_and_no_setting_changes(
     label, tmp_path
@@ -170,8 +148,8 @@ def test_any_label_can_be_drawn_in_a_file_of_its_folder_and_no_setting_changes(
         reading(label, [1.0] * 3, method="yarn", model=model_record("..")),
         asking(label, [1, 2, 3]),
     ]
-    for name, figure in plots.figures(results).items():
-        _, svg = plots.save_figure(figure, tmp_path / name)
+    for name, figure in figures(results).items():
+        _, svg = save_figure(figure, tmp_path / name)
         assert svg.parent == tmp_path
         assert not name.startswith(".")
         ElementTree.parse(svg)
@@ -182,7 +160,7 @@ def test_any_label_can_be_drawn_in_a_file_of_its_folder_and_no_setting_changes(
 def test_drawing_needs_no_window_system():
     code = """
 import sys, ropepatch
-from ropepatch.report.plots import plot_plan
+from ropepatch.report.plots.changes import plot_plan
 plot_plan(ropepatch.plan("tiny", to=512))
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """

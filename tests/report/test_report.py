@@ -2,20 +2,19 @@
 
 import html
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import chromium
-from made_results import asking, fine_tuned, model_record, reading, scoring
+from made_results import asking, model_record, reading, scoring
 from markupsafe import escape
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import rank
-from ropepatch.report import print_ranking, print_results, results_tables, write_report
-from ropepatch.report.verdict import measured, ranking_lines, verdict_lines
+from ropepatch.report.page import write_report
+from ropepatch.report.tables import ranking_text, results_text
+from ropepatch.report.verdict import ranking_lines
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
 
@@ -47,23 +46,7 @@ def plain(page: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
-# What it says of an extension, before and after its training
-
-BEFORE = reading("yarn", [0.6] * 3, method="yarn")
-AFTER = fine_tuned(reading("yarn + mine", [0.5] * 3, method="yarn"))
-
-
-def advice(*results):
-    return " ".join(verdict_lines(comparisons(results)))
-
-
-def test_every_measured_method_is_named():
-    said = measured(
-        comparisons([BEFORE, AFTER, reading("dca", [0.9] * 3, method="dca")])
-    )
-    assert said.endswith(
-        "Measured to 1,024 tokens: yarn, yarn + mine (fine-tuned), dca."
-    )
+# The verdict
 
 
 def recommendation(*results):
@@ -120,45 +103,6 @@ def test_a_low_accuracy_and_a_method_with_a_higher_one_are_named():
     )
 
 
-@pytest.mark.parametrize(
-    ("nats", "gain", "words"),
-    [
-        ([0.5, 0.6, 0.65], "+0.017 (", "not significant"),
-        ([0.71, 0.7, 0.69], "-0.100 (-0.125 to -0.075)", "significant"),
-    ],
-)
-def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, words):
-    after = fine_tuned(reading("yarn + mine", [nats] * 3, method="yarn"))
-    said = advice(reading("yarn", [[0.6] * 3] * 3, method="yarn"), after)
-    assert said.startswith(
-        f"Training gain of yarn + mine over yarn: {gain}", said.index("Training")
-    )
-    assert said.endswith(f" nats/token, {words}.")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (
-            reading("yarn", [[0.6, 0.6]] * 3, method="yarn"),
-            fine_tuned(reading("yarn + mine", [[0.5, 0.5]] * 3, method="yarn")),
-        ),
-        (
-            BEFORE,
-            replace(AFTER, rows=[replace(row, clusters=[]) for row in AFTER.rows]),
-        ),
-        (reading("ntk", [0.6] * 3, method="ntk"), AFTER),
-        (replace(BEFORE, model=model_record() | {"weights": "else"}), AFTER),
-    ],
-    ids=["two documents", "none after", "another scaling", "other weights"],
-)
-def test_without_documents_of_the_same_scaling_of_the_same_weights_nothing_is_said_of_the_training(
-    before, after
-):
-    assert "Training gain of" in advice(BEFORE, AFTER)
-    assert "Training gain of" not in advice(before, after)
-
-
 # What it says
 
 
@@ -172,7 +116,7 @@ def test_the_verdict_of_the_ranking_is_stated_once_at_the_head(page, tmp_path):
     lines = recommendation(*RESULTS[:-2])
     assert box(page) == lines
     assert [plain(page).count(line) for line in lines] == [1] * len(lines)
-    assert measured(comparisons(RESULTS)) in plain(page)
+    assert "tiny was trained on 256 tokens." in plain(page)
     nothing = [
         reading("baseline", [0.4] * 3),
         reading("yarn", [0.5] * 3, method="yarn"),
@@ -183,7 +127,7 @@ def test_the_verdict_of_the_ranking_is_stated_once_at_the_head(page, tmp_path):
 
 @pytest.mark.parametrize("few", [True, False])
 def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(
-    few, tmp_path, capsys
+    few, tmp_path
 ):
     documents, haystacks = (4, 2) if few else (10, 10)
     losses = [[0.01 * (-1) ** number for number in range(documents)]] * 3
@@ -194,9 +138,9 @@ def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(
         asking("yarn", [haystacks] * 3, n=haystacks, method="yarn"),
     ]
     expected = ["documents: 4", "prompts: 2"] * few
-    print_results(results)
-    print_ranking(rank(results, base="baseline"), results)
-    printed = re.findall(r"^Warning: .*$", capsys.readouterr().out, re.MULTILINE)
+    ranking = ranking_text(rank(results, base="baseline"), results)
+    text = f"{results_text(results)}\n{ranking}"
+    printed = re.findall(r"^Warning: .*$", text, re.MULTILINE)
     assert [
         line.removeprefix("Warning: ").split(";")[0] for line in printed
     ] == expected * 2
@@ -244,17 +188,11 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
         " · ropepatch eval x '<b>'"
     )
     titles = [plain(title) for title in re.findall(r"<h2>.*?</h2>", page)]
-    assert titles == ["tiny to 1k", "tiny to 512", "other to 1k", "Provenance"]
-    losses = [
-        one.caption
-        for one in results_tables(results)
-        if one.caption.endswith("Loss (nats/token)")
-    ]
-    assert losses == [
-        "tiny to 1k, stride None, bos none: Loss (nats/token)",
-        "tiny to 1k, stride 128, bos document: Loss (nats/token)",
-        "tiny to 512: Loss (nats/token)",
-        "other to 1k: Loss (nats/token)",
+    assert titles == [
+        "tiny to 1k tokens",
+        "tiny to 512 tokens",
+        "other to 1k tokens",
+        "Provenance",
     ]
     assert "128 tokens at a time" in plain(page)
 
@@ -277,6 +215,7 @@ def test_the_file_needs_nothing_else(page):
     assert "default-src 'none'" in page
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 def test_names_from_outside_are_escaped(tmp_path):
     model = model_record(EVIL)
     results = [
@@ -374,7 +313,7 @@ def test_it_opens_from_the_disk_without_an_error_and_every_figure_fits_the_windo
     for (found, console), least in zip(visits, (500, 300), strict=True):
         assert console == []
         assert found["title"] == "tiny to 1k tokens"
-        assert len(found["figures"]) == 5
+        assert len(found["figures"]) == 4
         for width, height, right in found["figures"]:
             assert width >= least
             assert height >= least / 4

@@ -24,9 +24,8 @@ class Manners:
         takes_ids: Whether a prompt may be token ids.
         most: Most log-probabilities in an answer.
         limit: Most tokens; None for all.
-        beyond: For more tokens: `refuse`; `last` and `first` drop the others, `told` also reports it.
+        beyond: For more tokens: `refuse`; `last` drops the others, `told` also reports it.
         ends: Number of tokens before the end of the text, which has no log-probabilities.
-        states: Whether it lists the limit.
         model: The name of its model.
         key: The API key that it requires.
         before: Number of first requests that get `reply`.
@@ -39,7 +38,6 @@ class Manners:
     limit: int | None = None
     beyond: str = "refuse"
     ends: frozenset[int] = frozenset()
-    states: bool = False
     model: str = "m"
     key: str = ""
     before: int = 0
@@ -74,9 +72,7 @@ def read(
     if manners.limit is not None and count >= manners.limit:
         if manners.beyond == "refuse":
             return 400, b'{"error": {"message": "maximum context length"}}'
-        ids = (
-            ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
-        )
+        ids = ids[-manners.limit :]
         count = count if manners.beyond != "told" else len(ids)
     (top,) = engine.tops(
         ids, [len(ids)], body.get("top_logprobs", body.get("logprobs", 1))
@@ -128,8 +124,7 @@ def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
             manners.asked.append(sent)
             status, content = read(manners, engine, tokenizer, sent)
             return status, {}, content
-        stated = {"max_model_len": manners.limit} if manners.states else {}
-        listed = json.dumps({"data": [{"id": manners.model} | stated]}).encode()
+        listed = json.dumps({"data": [{"id": manners.model}]}).encode()
         return (200, {}, listed) if request.path == "/v1/models" else (404, {}, b"none")
 
     with listening.serving(answer) as address:

@@ -250,7 +250,7 @@ def run(engine: str, model_type: str, given: Namespace) -> Row:
     packages = given.mlx if engine == "mlx-lm" else given.transformers_4
     reads, why = {}, ""
     for saved, folder in extended(model_type, given.work):
-        reading = make_reading(find(folder), hypotheses=(RIGHT, UNSCALED))
+        reading = make_reading(find(folder))
         if UNSCALED not in reading.tops:
             reads[saved], why = "not shown", "the rope does not show in the logits"
             continue

@@ -25,7 +25,7 @@ from ropepatch.files import read_text, whole_file
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.card import parts
 from ropepatch.publishing.card.model import Evidence, Extended
-from ropepatch.report.plots import Picture, looks_of, pictures_of_results
+from ropepatch.report.plots.lines import Picture, looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import markdown_rows, one_line, plain
 from ropepatch.settings import yaml_text

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,14 +15,12 @@ from ropepatch.report.plots.style import (
     DASHED,
     INK,
     PLAIN,
-    Look,
     canvas,
     legend_beside,
     looks,
     plain_log_axis,
 )
 from ropepatch.scaling.rope import (
-    Frequencies,
     Rope,
     bands,
     divisors,
@@ -45,164 +42,99 @@ SHADES = {  # by change: the more a pair is slowed down, the darker
     "sped up": (COLOURS[2], 0.2),
     "stopped": (COLOURS[1], 0.2),
 }
-BLUE = Look(COLOURS[0])
 POINTS = 256  # the most points of a curve
 OVERSHOOT = 2.0  # the greatest distance in the figure of distances, as a multiple of L
 
 
-@dataclass(frozen=True)
-class Rescaling:
-    """The change of RoPE frequencies, or of the distances between tokens."""
-
-    name: str  # of the method
-    rope: Rope  # before
-    after: Frequencies
-    factor: float  # s, the target length over the original length
-    target: int  # tokens
-    distances: Remapping | None = None  # of a remapping, which keeps the frequencies
-
-    @classmethod
-    def planned(cls, plan: Plan) -> Rescaling:
-        """The change of a plan."""
-        distances = plan.method if isinstance(plan.method, Remapping) else None
-        rope = plan.source.config.rope
-        return cls(
-            plan.method.name,
-            rope,
-            plan.frequencies(),
-            plan.factor,
-            plan.target,
-            distances,
-        )
-
-
 def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
     """The figures of the changes of plans of one model and target, by file name."""
-    changes = _with_looks(plans)
-    drawn = {"distances": plot_effective_distances(changes)}
-    for change, look in changes:
-        if change.distances is None:
-            figure = plot_wavelengths(change, look)
-            add_figure(drawn, figure, "wavelengths", change.name)
+    drawn = {"distances": plot_effective_distances(plans)}
+    for plan in plans:
+        if not isinstance(plan.method, Remapping):
+            add_figure(drawn, plot_wavelengths(plan), "wavelengths", plan.method.name)
     return drawn
 
 
 def plot_plan(plan: Plan) -> Figure:
     """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its remapping."""
-    ((change, look),) = _with_looks([plan])
-    if change.distances is None:
-        return plot_wavelengths(change, look)
-    return plot_effective_distances([(change, look)])
+    if isinstance(plan.method, Remapping):
+        return plot_effective_distances([plan])
+    return plot_wavelengths(plan)
 
 
-def _with_looks(plans: Sequence[Plan]) -> list[tuple[Rescaling, Look]]:
-    changes = [Rescaling.planned(plan) for plan in plans]
-    look = looks(change.name for change in changes)
-    return [(change, look[change.name]) for change in changes]
-
-
-def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:
+def plot_wavelengths(plan: Plan) -> Figure:
     """The tokens per rotation of every pair, before and after, with the bands of the scaling shaded."""
-    rope, inv_freq = change.rope, change.after.inv_freq
+    rope, inv_freq = plan.source.config.rope, plan.frequencies().inv_freq
     with canvas(3.6) as figure:
         axes = figure.subplots()
         axes.set_title("tokens per rotation")
         plain_log_axis(axes)
         axes.set(xlim=(-0.5, rope.num_pairs - 0.5), xlabel="rotary pair")
-        for band in bands(rope, inv_freq, change.factor):
+        for band in bands(rope, inv_freq, plan.factor):
             colour, alpha = SHADES[band.fate]
-            axes.axvspan(
-                band.first - 0.5,
-                band.last + 0.5,
-                color=colour,
-                alpha=alpha,
-                lw=0,
-                label=band.fate,
-            )
-        # Of a stopped pair infinite
-        before, after = (
-            wavelengths(rope.inv_freq()),
-            wavelengths(inv_freq),
-        )
-        for name, tokens, colour in (
-            ("before", before, PLAIN),
-            (f"after {change.name}", after, look.colour),
-        ):
-            drawn = tokens.where(tokens.isfinite(), torch.nan)
-            axes.plot(
-                drawn.tolist(),
-                "o",
-                color=colour,
-                markersize=3,
-                fillstyle="none",
-                label=name,
-            )
-        for name, length in (
-            ("original length", rope.original_max_position_embeddings),
-            ("target length", change.target),
-        ):
+            shade: Any = {"color": colour, "alpha": alpha, "lw": 0}
+            axes.axvspan(band.first - 0.5, band.last + 0.5, label=band.fate, **shade)
+        tables = {
+            "before": (rope.inv_freq(), PLAIN),
+            f"after {plan.method.name}": (inv_freq, COLOURS[0]),
+        }
+        for name, (table, colour) in tables.items():
+            tokens = wavelengths(table)
+            # Of a stopped pair infinite
+            known = tokens.where(tokens.isfinite(), torch.nan).tolist()
+            axes.plot(known, "o", color=colour, markersize=3, label=name)
+        lengths = {
+            "original length": rope.original_max_position_embeddings,
+            "target length": plan.target,
+        }
+        for name, length in lengths.items():
             axes.axhline(length, **DASHED)
             axes.text(0, length, f"{name} {short_length(length)}", va="bottom")
         legend_beside(axes)
     return figure
 
 
-def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figure:
+def plot_effective_distances(plans: Sequence[Plan]) -> Figure:
     """The effective distance of the last token's keys against the true one.
 
     Under a remapping the distance is equal for all rotary pairs. A scaling rotates every pair as if the
     distance were D / divisor: the line is the greatest distance over the pairs that do not complete a
-    rotation within L, the shade reaches to the least. The changes have the same L and target.
+    rotation within L, the shade reaches to the least. The plans have the same L and target.
     """
-    window, target = (
-        changes[0][0].rope.original_max_position_embeddings,
-        changes[0][0].target,
-    )
-    keys = (
-        torch.linspace(target - 1, 0, min(POINTS, target), dtype=torch.float64)
-        .round()
-        .long()
-    )
-    true = target - 1 - keys
+    target = plans[0].target
+    window = plans[0].source.config.rope.original_max_position_embeddings
+    points = torch.linspace(0, target - 1, min(POINTS, target), dtype=torch.float64)
+    true = points.round().long()
+    look = looks(plan.method.name for plan in plans)
     with canvas(3.6) as figure:
         axes = figure.subplots()
         axes.set_title("effective distance, tokens")
-        axes.plot(true.tolist(), true.tolist(), color=PLAIN, label="baseline")
+        axes.plot(true, true, color=PLAIN, label="baseline")
         highest = float(window)
-        for change, (colour, dash) in changes:
-            low, high = effective_distances(change, keys)
-            axes.plot(
-                true.tolist(),
-                high.tolist(),
-                color=colour,
-                linestyle=dash,
-                label=change.name,
-            )
-            axes.fill_between(
-                true.tolist(),
-                low.tolist(),
-                high.tolist(),
-                color=colour,
-                alpha=0.1,
-                lw=0,
-            )
+        for plan in plans:
+            colour, dash = look[plan.method.name]
+            low, high = effective_distances(plan, target - 1 - true)
+            axes.plot(true, high, dash, color=colour, label=plan.method.name)
+            axes.fill_between(true, low, high, color=colour, alpha=0.1, lw=0)
             highest = max(highest, float(high.nan_to_num(0).max()))
         axes.axhline(window, **DASHED)
         axes.set(xlim=(0, target), ylim=(0, min(1.1 * highest, OVERSHOOT * window)))
+        length = short_length(window)
         axes.set_xlabel(
-            f"true distance of the last token's keys (dashed: {short_length(window)} tokens)"
+            f"true distance of the last token's keys (dashed: {length} tokens)"
         )
         legend_beside(axes)
     return figure
 
 
-def effective_distances(change: Rescaling, keys: Tensor) -> tuple[Tensor, Tensor]:
+def effective_distances(plan: Plan, keys: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the greatest effective distance [T] of the last token's keys; NaN if not attended."""
-    last = torch.tensor([change.target - 1])
-    if change.distances is not None:
-        distances = change.distances.read_at(last, keys)[0]
+    last = torch.tensor([plan.target - 1])
+    if isinstance(plan.method, Remapping):
+        distances = plan.method.read_at(last, keys)[0]
         return distances, distances
-    least, greatest = slow_divisors(change.rope, change.after.inv_freq)
+    rope = plan.source.config.rope
+    least, greatest = slow_divisors(rope, plan.frequencies().inv_freq)
     apart = (last - keys).double()
     return apart / greatest, apart / least
 

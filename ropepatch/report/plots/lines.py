@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons
+from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
 from ropepatch.evaluation.results import Result, Row, slug
 from ropepatch.report.plots.style import (
     FAINT,
+    PLAIN,
     Look,
     canvas,
     legend_beside,
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST = 300.0  # nats whose perplexity, with the ticks beyond it, a float can hold
-HEADROOM = 1.0  # nats that a figure shows beyond the worst value of the best lines
-FLOOR_LOOK = Look(FAINT, ":")
-BANDS = "bands: 95 % intervals"
+HEADROOM = 1.0  # nats that a figure shows beyond the worst value of the best line
 Rows = Mapping[str, Sequence[Row]]  # by name of the result
 Looks = Mapping[str, Look]  # by name of the result
 
@@ -51,16 +49,12 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         results: Results of any models and tasks; those that are not comparable get separate figures.
     """
     places, look = by_place(comparisons(results)), looks_of(results)
-    models = {model for model, _ in places}
-    targets = {target for _, target in places}
     drawn: dict[str, Figure] = {}
     for (model, target), alike in places.items():
-        parts = [Path(model).name] if len(models) > 1 else []
-        if len(targets) > 1:
-            parts.append(short_length(target))
+        place = [Path(model).name, short_length(target)] if len(places) > 1 else []
         for group in alike:
             for picture in pictures_of_results(group, look):
-                add_figure(drawn, picture.figure, *parts, picture.name)
+                add_figure(drawn, picture.figure, *place, picture.name)
     return drawn
 
 
@@ -74,137 +68,82 @@ def add_figure(drawn: dict[str, Figure], figure: Figure, *parts: str) -> None:
 
 
 def looks_of(results: Sequence[Result]) -> dict[str, Look]:
-    """A look for every name in the comparisons of the results."""
-    named = [item for group in comparisons(results) for item in group.results.items()]
-    unscaled = [name for name, result in named if result.scaling is None]
-    return looks((name for name, _ in named), unscaled=unscaled)
+    """A look for every name in the comparisons of the results; baselines are grey, the floor is dotted."""
+    fixed, names = {FLOOR: Look(FAINT, ":")}, []
+    for group in comparisons(results):
+        for name, result in group.results.items():
+            if result.scaling is None:
+                fixed[name] = Look(PLAIN)
+            names.append(name)
+    return looks(name for name in names if name not in fixed) | fixed
 
 
 def pictures_of_results(comparison: Comparison, look: Looks) -> list[Picture]:
     """The figures that the rows of a comparison allow."""
-    present = comparison.kinds_of_rows()
     original = short_length(comparison.trained)
-    note = f"{BANDS}; dashed: the original length of {original} tokens."
+    note = f"bands: 95 % intervals; dashed: the original length of {original} tokens."
     pictures = []
-
-    def add(name: str, plot: Callable[..., Figure], caption: str, *of: Any) -> None:
-        pictures.append(Picture(name, plot(comparison, *of), caption))
-
-    if ("loss", ("length",)) in present:
+    losses = _rows(comparison, "loss", "length")
+    if losses:
+        figure = _plot_lines(comparison, look, {"perplexity": losses}, _perplexity)
+        plain_log_axis(figure.axes[0])
+        _limit(figure.axes[0], losses, _perplexity)
         caption = f"Perplexity by length, on logarithmic axes; {note}"
-        add("perplexity", plot_perplexity, caption, look)
-    if ("loss", ("begin", "end")) in present:
+        pictures.append(Picture("perplexity", figure, caption))
+    losses = _rows(comparison, "loss", "begin", "end")
+    if losses:
+        figure = _plot_lines(comparison, look, {"loss (nats/token)": losses})
+        _limit(figure.axes[0], losses)
         caption = f"Mean loss of the tokens at these positions; {note}"
-        add("positions", plot_positions, caption, look)
-    if ("gain", ("begin", "end")) in present:
+        pictures.append(Picture("positions", figure, caption))
+    gains = _rows(comparison, "gain", "begin", "end")
+    if gains:
+        figure = _plot_lines(comparison, look, {"gain (nats/token)": gains})
         caption = f"Gain of a token from the context beyond the original length; {note}"
-        add("gain", plot_gain, caption, look)
-    if any(series.measure == "found" for series in comparison.series):
-        caption = f"Retrieval accuracy by prompt length; {note}"
-        add("retrieval", plot_found, caption, look)
-    by_depth = "accuracy by prompt length and depth of the needle."
-    if ("found", ("length", "depth")) in present:
-        add("depths", plot_depths, f"Retrieval {by_depth}")
-    if ("found", ("kind", "length", "depth")) in present:
-        for kind in comparison.kinds:
-            add(f"depths-{kind}", plot_depths, f"{kind}: retrieval {by_depth}", kind)
-    return pictures
-
-
-def plot_perplexity(comparison: Comparison, look: Looks) -> Figure:
-    """Perplexity by length, on logarithmic axes, with the intervals as bands."""
-    rows = comparison.rows("loss", "length")
-    figure = _plot_lines(comparison, look, {"perplexity": rows}, "length", of=np.exp)
-    plain_log_axis(figure.axes[0])
-    low, high = (math.exp(min(end, LARGEST)) for end in _span(rows))
-    figure.axes[0].set_ylim(low, high)
-    return figure
-
-
-def plot_positions(comparison: Comparison, look: Looks) -> Figure:
-    """The mean loss by range of positions, with the intervals as bands and the floor dotted."""
-    rows = comparison.rows("loss", "begin", "end")
-    figure = _plot_lines(comparison, look, {"loss (nats/token)": rows}, "position")
-    figure.axes[0].set_ylim(_span(rows))
-    return figure
-
-
-def plot_gain(comparison: Comparison, look: Looks) -> Figure:
-    """The gain from the context beyond the original length, in nats per token; below 0 it is harmful."""
-    title = "gain from the longer context (nats/token)"
-    rows = comparison.rows("gain", "begin", "end")
-    figure = _plot_lines(comparison, look, {title: rows}, "position")
-    figure.axes[0].axhline(0, color=FAINT, linewidth=0.9)
-    return figure
-
-
-def plot_found(comparison: Comparison, look: Looks) -> Figure:
-    """The retrieval accuracy by length, with the intervals as bands; one panel for every kind of question."""
-    panels = {}
+        pictures.append(Picture("gain", figure, caption))
+    answers = {}
     for series in comparison.series:
         if series.measure == "found":
             title = f"{series.title.lower()}{comparison.reservation(series)}"
-            panels[title] = {
-                name: series.of(result) for name, result in comparison.results.items()
-            }
-    height = 0.4 + 2.4 * len(panels)
-    figure = _plot_lines(comparison, look, panels, "length", height=height)
-    for axes in figure.axes:
-        axes.set_ylim(-0.03, 1.03)
-        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    return figure
+            named = comparison.results.items()
+            answers[title] = {name: series.of(result) for name, result in named}
+    if answers:
+        figure = _plot_lines(comparison, look, answers)
+        for axes in figure.axes:
+            axes.set_ylim(-0.03, 1.03)
+            axes.yaxis.set_major_formatter("{x:.0%}")
+        caption = f"Retrieval accuracy by prompt length; {note}"
+        pictures.append(Picture("retrieval", figure, caption))
+    return pictures
 
 
-def plot_depths(comparison: Comparison, kind: str | None = None) -> Figure:
-    """The retrieval accuracy by length and depth of the needle, a panel for every result."""
-    keys = ("length", "depth") if kind is None else ("kind", "length", "depth")
-    found = comparison.rows("found", *keys)
-    with canvas(0.6 + 1.6 * len(found)) as figure:
-        panels = figure.subplots(len(found), sharex=True, squeeze=False).flatten()
-        for axes, (name, rows) in zip(panels, found.items(), strict=True):
-            of_kind = [row for row in rows if row.at.get("kind") == kind]
-            depths = sorted({float(row.at["depth"]) for row in of_kind})
-            lengths = sorted({row.length for row in of_kind})
-            table = np.full((len(depths), len(lengths)), math.nan)
-            for row in of_kind:
-                if row.value is not None:
-                    place = depths.index(float(row.at["depth"]))
-                    table[place, lengths.index(row.length)] = row.value
-            image = axes.imshow(table, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            axes.grid(visible=False)
-            axes.set_title(shown(name))
-            axes.set_xticks(range(len(lengths)), [*map(short_length, lengths)])
-            axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
-            axes.set_ylabel("depth")
-        panels[-1].set_xlabel("length, tokens")
-        figure.colorbar(
-            image, ax=panels.tolist(), format=lambda share, _: f"{share:.0%}"
-        )
-    return figure
+def _rows(comparison: Comparison, measure: str, *keys: str) -> Rows:
+    """The rows of all results and the floor; empty if no result has them."""
+    rows: Rows = comparison.rows(measure, *keys)
+    if rows and comparison.floor is not None:
+        rows = {**rows, FLOOR: comparison.floor.of(measure, *keys)}
+    return rows
+
+
+def _perplexity(nats: np.ndarray) -> np.ndarray:
+    perplexity: np.ndarray = np.exp(nats.clip(max=LARGEST))
+    return perplexity
 
 
 def _plot_lines(
     comparison: Comparison,
     look: Looks,
     panels: Mapping[str, Rows],
-    axis: str,
-    *,
     of: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    height: float = 3.2,
 ) -> Figure:
     """A line for every result in panels by title, with the original length marked."""
-    with canvas(height) as figure:
+    with canvas(0.8 + 2.4 * len(panels)) as figure:
         grid = figure.subplots(len(panels), sharex=True, squeeze=False).flatten()
         for axes, (title, rows_by_name) in zip(grid, panels.items(), strict=True):
             axes.set_title(f"{shown(comparison.model)}: {title}")
             for name, rows in rows_by_name.items():
                 _draw(axes, rows, name, look[name], of)
-            first = next((row for rows in rows_by_name.values() for row in rows), None)
-            if comparison.floor is not None and first is not None:
-                floor = comparison.floor.of(first.measure, *first.at)
-                if floor:
-                    _draw(axes, floor, "floor", FLOOR_LOOK, of)
-            length_axis(axes, trained=comparison.trained, label=f"{axis}, tokens")
+            length_axis(axes, trained=comparison.trained, label="tokens")
         legend_beside(grid[0])
     return figure
 
@@ -216,34 +155,30 @@ def _draw(
     look: Look,
     of: Callable[[np.ndarray], np.ndarray],
 ) -> None:
-    """A line, and its intervals as a band if every row has one; the floor has neither marks nor band."""
+    """A line, and its intervals as a band if every row has one."""
     rows = sorted(unordered, key=_place)
     places = [_place(row) for row in rows]
     numbers = [(row.value, row.low, row.high) for row in rows]
     value, low, high = np.array(numbers, dtype=float).reshape(-1, 3).T  # None is NaN
-    (line,) = axes.plot(places, of(value), color=look.colour, linestyle=look.dash)
-    line.set_label(name)
-    if look is FLOOR_LOOK:
-        return
-    line.set(marker="o", markersize=3)
+    style: Any = {"color": look.colour, "linestyle": look.dash, "markersize": 3}
+    axes.plot(places, of(value), marker="o", label=name, **style)
     if not np.isnan([low, high]).any():
         band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
         axes.fill_between(places, of(low), of(high), **band)
 
 
-def _span(rows_by_name: Rows) -> tuple[float, float]:
-    """The ends of an axis in nats: the least value, and `HEADROOM` above the greatest of the best lines."""
-    best: dict[float, float] = {}
-    values = []
-    for row in itertools.chain(*rows_by_name.values()):
-        if row.value is not None:
-            values.append(row.value)
-            best[_place(row)] = min(row.value, best.get(_place(row), math.inf))
-    if not values:
-        return 0.0, HEADROOM
-    low, high = min(values), min(max(values), max(best.values()) + HEADROOM)
-    margin = 0.1 * max(high - low, 0.1)
-    return low - margin, high + margin
+def _limit(
+    axes: Axes, losses: Rows, of: Callable[[np.ndarray], np.ndarray] = np.asarray
+) -> None:
+    """End the axis `HEADROOM` above the worst value of the best line, beyond which lines leave the figure."""
+    worst = []
+    for name, rows in losses.items():
+        values = [row.value for row in rows if row.value is not None]
+        if values and name != FLOOR:
+            worst.append(max(values))
+    if worst:
+        top = float(of(np.array(min(worst) + HEADROOM)))
+        axes.set_ylim(top=min(top, axes.get_ylim()[1]))
 
 
 def _place(row: Row) -> float:

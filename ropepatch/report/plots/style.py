@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,17 +29,9 @@ COLOURS = (
     "#e69f00",
     "#56b4e9",
 )
-DASHES = ("-", "--", ":", "-.")
 # A length
-DASHED: Any = {
-    "color": FAINT,
-    "linewidth": 0.9,
-    "linestyle": "--",
-    "zorder": 0.9,
-}
-
+DASHED: Any = {"color": FAINT, "linewidth": 0.9, "linestyle": "--"}
 STYLE: Any = {
-    "figure.dpi": 100,
     "figure.facecolor": "white",
     "savefig.dpi": 200,
     "font.size": 9,
@@ -54,12 +47,7 @@ STYLE: Any = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
     "legend.frameon": False,
-    "lines.solid_capstyle": "butt",
     "svg.hashsalt": "ropepatch",  # makes files reproducible
 }
 
@@ -71,19 +59,12 @@ class Look(NamedTuple):
     dash: str = "-"
 
 
-def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, Look]:
-    """A look for every label, in order; unique for up to 24.
-
-    Args:
-        labels: The names of models.
-        unscaled: The names of baselines, which are grey.
-    """
-    chosen = {label: Look(PLAIN) for label in unscaled}
-    free = [Look(colour, dash) for dash in DASHES for colour in COLOURS]
-    for label in labels:
-        if label not in chosen:
-            chosen[label] = free[len(chosen) % len(free)]
-    return chosen
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """A look for every label, in order; unique for up to 24."""
+    free = (
+        Look(colour, dash) for dash, colour in product(("-", "--", ":", "-."), COLOURS)
+    )
+    return dict(zip(dict.fromkeys(labels), cycle(free), strict=False))
 
 
 def shown(text: str, limit: int = 30) -> str:
@@ -111,10 +92,10 @@ def plain_log_axis(axes: Axes) -> None:
 
 
 def legend_beside(axes: Axes) -> None:
-    """The names of the lines, to the right of the axes."""
+    """The names of the lines, each once, to the right of the axes."""
     handles, names = axes.get_legend_handles_labels()
-    once = {shown(name): handle for name, handle in zip(names, handles, strict=True)}
-    axes.legend([*once.values()], [*once], loc="upper left", bbox_to_anchor=(1, 1))
+    once = dict(zip(map(shown, names), handles, strict=True))
+    axes.legend(once.values(), once, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
@@ -128,12 +109,9 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 def drawn(figure: Figure, kind: str) -> bytes:
     """The figure as a png or svg file, reproducible, because it has no date."""
     file = BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with house_style():
-        figure.savefig(
-            file,
-            format=kind,
-            metadata={"Date": None} if kind == "svg" else {"Software": None},
-        )
+        figure.savefig(file, format=kind, metadata=metadata)
     return file.getvalue()
 
 
