@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.intervals import Interval, Mean, difference, significant
+from ropepatch.evaluation.intervals import (
+    Interval,
+    Mean,
+    difference,
+    significant,
+    summed,
+)
 
 WORLDS = 4_000
 Z = 1.959964
@@ -244,6 +250,13 @@ def test_holm_stops_at_the_first_that_is_not_significant():
     differences = {name: SimpleNamespace(p_value=p) for name, p in p_values.items()}
     assert significant(differences) == {"a", "d"}
     assert significant({}) == set()
+
+
+def test_pooled_means_weigh_alike_cluster_by_cluster():
+    first, second = Mean(((3.0, 2), (1.0, 2))), Mean(((5.0, 3), (7.0, 1)))
+    assert summed([first, second]).clusters == ((8.0, 5), (8.0, 3))
+    with pytest.raises(RopepatchError, match="cannot pool"):
+        summed([first, Mean(((5.0, 3),))])
 
 
 # Coverage
