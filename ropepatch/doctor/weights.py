@@ -62,7 +62,7 @@ def look_at_weights(
     """Read the weight headers of a checkpoint, None if missing or damaged, and report their problems."""
     sets = weight_sets(folder)
     try:
-        weights = read_headers(folder, config.raw)
+        weights = read_headers(folder)
     except RopepatchError as error:
         return None, list(_unread(folder, sets, error))
     findings = list(_misfit(config, weights))

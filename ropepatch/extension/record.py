@@ -26,10 +26,9 @@ from ropepatch.model.checkpoint import (
     Text,
     Tokens,
     Whole,
-    refused,
     validated,
 )
-from ropepatch.settings import parse_yaml
+from ropepatch.settings import parse_yaml, shown
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
@@ -270,8 +269,11 @@ class Record(Part):
                     f"{RECORD} has a parameter {name[:60]!r}, expected a plain name",
                     hint=HINT,
                 )
-        if not isinstance(record.config_changes.get("rope_parameters", {}), dict):
-            raise refused(content, ("config_changes", "rope_parameters"), HINT)
+        stated = record.config_changes.get("rope_parameters", {})
+        if not isinstance(stated, dict):
+            raise RopepatchError(
+                f"{RECORD} has invalid rope_parameters, got {shown(stated)}", hint=HINT
+            )
         return record
 
     def amended(self, **changes: Any) -> Record:

@@ -26,7 +26,6 @@ from ropepatch.model.config import (
     REMAPPED,
     Config,
     no_progress_bars,
-    returning_objects,
     stock_code,
 )
 
@@ -162,7 +161,7 @@ def load_remapped(folder: Path) -> PreTrainedModel:
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
         )
     model: PreTrainedModel = loaded.eval()
-    returning_objects(model)
+    model.config.return_dict = True
     return model
 
 

@@ -56,7 +56,7 @@ from ropepatch.model.checkpoint import (
 from ropepatch.model.config import DUAL_CHUNK, KEY, Config, stated_class
 from ropepatch.model.gguf import GgufModel
 from ropepatch.model.loading import check_weights
-from ropepatch.model.weights import NAMED, Progress, checksums, clone_files
+from ropepatch.model.weights import Progress, checksums, clone_files
 from ropepatch.scaling.rope import Method
 
 TOKENIZER = "tokenizer_config.json"
@@ -362,7 +362,7 @@ def write_configuration(
     source: Checkpoint, folder: Path, plan: Plan, change: Change
 ) -> None:
     """Write the JSON files that contain the context length, and the code files of a change."""
-    dropped = ["auto_map", NAMED]
+    dropped = ["auto_map"]
     if plan.method.changes_frequencies:
         dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
     changed = source.config.changed(change.keys).raw

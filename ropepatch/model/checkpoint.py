@@ -20,7 +20,6 @@ from typing import (
     Any,
     Final,
     Literal,
-    NamedTuple,
     NoReturn,
     Self,
     TypeVar,
@@ -54,12 +53,11 @@ from ropepatch.model.config import (
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import base_model
 from ropepatch.model.weights import INDEX, SINGLE, Weights, fingerprint, read_headers
-from ropepatch.settings import HUB_NAME, Length, shown
+from ropepatch.settings import HUB_NAME, Length, refusal, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_CONFIG = 4_000_000  # bytes; published ones have about 10,000
 CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for transformers
 RECORD = "ropepatch.json"
 RECORD_VERSION: Final = 1  # of the layout; older records have no version
@@ -106,43 +104,9 @@ def validated(
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        missing = first["type"] == "missing"
-        raise refused(
-            content, first["loc"], hint, missing=missing, file=file
+        raise RopepatchError(
+            f"{file}: {refusal(error, kind, content)}", hint=hint
         ) from error
-
-
-def refused(
-    content: Any,
-    path: tuple[int | str, ...],
-    hint: str,
-    *,
-    missing: bool = False,
-    file: str = RECORD,
-) -> RopepatchError:
-    """Make the error of an invalid key of a record.
-
-    Args:
-        content: The record.
-        path: The path of the key, which may include types that pydantic tried.
-        hint: The hint.
-        missing: Whether the last key is missing.
-        file: The name of the record's file.
-    """
-    names, place = [], content
-    for key in path:
-        if missing and key == path[-1]:
-            names.append(str(key))
-        elif isinstance(place, dict) and key in place:
-            names.append(str(key))
-            place = place[key]
-        elif isinstance(place, list | tuple) and isinstance(key, int):
-            place = place[key]
-    got = "nothing" if missing else shown(place)
-    return RopepatchError(
-        f"{file} has an invalid {'.'.join(names)}, got {got}", hint=hint
-    )
 
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
@@ -197,107 +161,42 @@ DOWNLOADED = [
 ]
 
 
-class Place(NamedTuple):
-    """Where the files of a model are.
-
-    Args:
-        folder: The local folder.
-        name: The name that the user gave.
-        revision: The commit of a checkpoint from the Hub.
-    """
-
-    folder: Path
-    name: str
-    revision: str | None
-
-
-def locate(
-    model: str | Path,
-    revision: str | None = None,
-    *,
-    weights: bool,
-    include: Sequence[str] = (),
-) -> Place:
-    """Find a local folder, or download a Hub id; without weights only config.json.
+def _local(model: str | Path, name: str) -> Path | None:
+    """Find a local folder; None for what may be a Hub id.
 
     `tiny` is the bundled checkpoint; a folder of that name is `./tiny`.
     """
-    name = "./tiny" if model == Path("tiny") else str(model)
     check_name(name)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
-    if not isinstance(model, str | os.PathLike):
+    if not isinstance(model, str | os.PathLike) or not name.strip():
         raise RopepatchError(
-            f"MODEL must be a folder or a Hub id, got {shown(model)}", hint=expected
-        )
-    if isinstance(model, str) and not model.strip():
-        raise RopepatchError(
-            f"MODEL must not be empty, got {model!r}",
+            f"MODEL must be a folder or a Hub id, got {shown(model)}",
             hint=f"{expected}; . is this folder",
         )
     try:
         folder = TINY if name == "tiny" else Path(name).expanduser()
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # name too long, no permission, no such ~user
-        reason = getattr(error, "strerror", None) or error
+        if folder.is_dir():
+            return folder
+        exists = folder.exists()
+    # The name is too long, no permission, no such ~user
+    except (OSError, RuntimeError) as error:
         raise RopepatchError(
-            f"cannot look for {name}: {reason}", hint=expected
+            f"cannot look for {name}: {error}", hint=expected
         ) from error
-    models = [folder]
-    if is_folder:
-        models = (
-            [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
-        )
-    if exists and (
-        file := next((one for one in models if one.suffix.lower() == ".gguf"), None)
-    ):
-        raise RopepatchError(
-            f"{file} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` support",
-            hint="give the file itself; to measure or train, use the checkpoint that it was made from",
-        )
-    if is_folder:
-        if revision is not None:
-            what = (
-                "tiny comes with ropepatch and"
-                if name == "tiny"
-                else f"{name} is a local folder, which"
-            )
-            raise RopepatchError(
-                f"{what} has no revisions", hint=f"leave {argument('revision')} out"
-            )
-        check_no_adapter(folder, name)
-        return Place(folder, name, None)
     if exists:
-        message = f"{name} is a file, not a checkpoint folder"
-        raise RopepatchError(message, hint="name the folder that holds config.json")
+        raise RopepatchError(
+            f"{name} is a file, not a checkpoint folder",
+            hint="name the folder that holds config.json; only `ropepatch plan` and `ropepatch extend` "
+            "support a GGUF file",
+        )
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
         raise RopepatchError(f"no folder {name}", hint=f"{_meant(name)}{expected}")
-    return (
-        download(name, revision, include=include)
-        if weights
-        else _from_hub(name, revision, ["config.json", ADAPTER, *include])
-    )
+    return None
 
 
 def is_adapter(folder: Path) -> bool:
     """Whether the folder contains a PEFT adapter instead of a model."""
     return (folder / ADAPTER).is_file() and not (folder / "config.json").exists()
-
-
-def check_no_adapter(folder: Path, name: str) -> None:
-    """Raise a `RopepatchError` for a folder with a PEFT adapter and no model."""
-    if is_adapter(folder):
-        raise RopepatchError(
-            f"{name} holds a PEFT adapter, not a model",
-            hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
-        )
-
-
-def download(name: str, revision: str | None, *, include: Sequence[str] = ()) -> Place:
-    """Download the files of a Hub id that ropepatch needs, and those that match ``include``."""
-    return _from_hub(name, revision, [*DOWNLOADED, *include])
 
 
 def is_carried(name: str) -> bool:
@@ -339,7 +238,8 @@ def included(
     return found
 
 
-def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
+    """Download the files of a Hub id that match; with an index, its weight files too."""
     from huggingface_hub import snapshot_download
 
     # httpx's error, as the Hub's client imports it: the connection broke while downloading
@@ -355,7 +255,7 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
                 snapshot_download(name, revision=folder.name, allow_patterns=files)
         except (HTTPError, OSError, ValueError, RuntimeError) as error:
             _explain(name, revision, error)
-    return Place(folder, name, folder.name)
+    return folder
 
 
 @contextmanager
@@ -519,8 +419,18 @@ class Checkpoint:
         Raises:
             RopepatchError: If there is no such model, or it cannot be downloaded.
         """
-        place = locate(model, revision, weights=weights, include=include)
-        return cls(place.folder, place.name, place.revision, original)
+        name = "./tiny" if model == Path("tiny") else str(model)
+        folder = _local(model, name)
+        if folder is None:
+            needed = DOWNLOADED if weights else ["config.json", ADAPTER]
+            folder = _download(name, revision, [*needed, *include])
+            return cls(folder, name, folder.name, original)
+        if revision is not None:
+            raise RopepatchError(
+                f"{name} is a local folder, which has no revisions",
+                hint=f"leave {argument('revision')} out",
+            )
+        return cls(folder, name, None, original)
 
     def complete(self, include: Sequence[str] = ()) -> Self:
         """Return the checkpoint with weights and all files downloaded, including those of ``include``.
@@ -529,7 +439,7 @@ class Checkpoint:
             RopepatchError: If they cannot be downloaded.
         """
         if self.revision is not None:
-            download(self.name, self.revision, include=include)
+            _download(self.name, self.revision, [*DOWNLOADED, *include])
         return self
 
     def check_unchanged(self) -> None:
@@ -542,16 +452,14 @@ class Checkpoint:
         """The content of config.json.
 
         Raises:
-            RopepatchError: If it cannot be read or is implausibly large.
+            RopepatchError: If it cannot be read.
         """
-        check_no_adapter(self.folder, self.name)
-        file = self.folder / "config.json"
-        if file.is_file() and (size := file.stat().st_size) > MOST_CONFIG:
+        if is_adapter(self.folder):
             raise RopepatchError(
-                f"{file} has {size / 1e6:.0f} MB, expected at most {MOST_CONFIG / 1e6:.0f}",
-                hint="copy it again from where the checkpoint came from",
+                f"{self.name} holds a PEFT adapter, not a model",
+                hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
             )
-        return Config(read_json(file), self.original)
+        return Config(read_json(self.folder / "config.json"), self.original)
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -599,7 +507,7 @@ class Checkpoint:
     @cached_property
     def weights(self) -> Weights:
         """The weights by their headers; see `read_headers`."""
-        return read_headers(self.folder, self.raw)
+        return read_headers(self.folder)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -8,22 +8,18 @@ with a swapped position encoding has an unknown model type; `ropepatch.json` con
 from __future__ import annotations
 
 import copy
-import inspect
-import json
 import logging
-import math
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, Self, TypeGuard
+from typing import Any, Literal, Self, TypeGuard
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
@@ -43,12 +39,10 @@ from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.model.architectures import (
     GLOBAL_LAYERS,
     NEOX_KEYS,
-    SLIDING_LAYERS,
     TIED,
     WITHOUT_ROPE,
     LocalRope,
     local_rope,
-    trained_on,
 )
 from ropepatch.model.rotary import (
     RotarySubstitute,
@@ -57,8 +51,8 @@ from ropepatch.model.rotary import (
     is_stock,
 )
 from ropepatch.scaling.rope import ORIGINAL as ORIGINAL
-from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import MAX_NUMBER, Length, number_of, relative_length, shown
+from ropepatch.scaling.rope import STOPPED, Frequencies, Rope
+from ropepatch.settings import MAX_NUMBER, Length, relative_length, shown
 
 REQUIRED = {  # by rope type
     "linear": ("factor",),
@@ -100,7 +94,6 @@ VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, 
     "telechat3-yarn": ("", 'write "yarn" with attention_factor 0.07 ln(factor) + 1'),
 }
 DUAL_CHUNK = "dual_chunk_attention_config"  # of Qwen2.5-1M; vLLM and SGLang read it
-SIZES = ("max_position_embeddings", ORIGINAL, "factor")
 # Where transformers looks for the language model
 TEXT_PARTS = (
     "text_config",
@@ -122,7 +115,6 @@ STATING = {
 }
 MAX_LAYERS = 1000  # more means a damaged config.json, and would exhaust memory
 SEQUENCE = "max_sequence_length"  # FastChat's key of the extended context length
-MAX_PAIRS = 1 << 15
 # The `longrope` frequencies up to the original context length
 UP_TO_SWITCH = "up to the switch"
 REMAPPED = "-position-remapping"  # the suffix of the model_type of a checkpoint with a position remapping
@@ -253,7 +245,7 @@ def load_config(
     check_stock(raw)
     if own is not None:
         with stock_code("read the model's configuration"):
-            return own.from_dict(_decode_floats(raw))
+            return own.from_dict(_with_floats(raw))
     model_type = raw.get("model_type")
     if not is_known(model_type):
         if raw.get("auto_map"):
@@ -270,9 +262,10 @@ def load_config(
             "config.json describes an encoder-decoder (is_encoder_decoder)",
             hint="ropepatch extends decoder-only language models",
         )
-    content = _without_twin(raw)
     with stock_code("read config.json"):
-        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(content)
+        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(
+            _with_floats(raw)
+        )
         parts = config, config.get_text_config(decoder=True)
     for layers in (getattr(part, "num_hidden_layers", 1) for part in parts):
         if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
@@ -282,21 +275,13 @@ def load_config(
             )
     quantization_of(config)
     name = part_of(config)
-    place = (
-        _stating(raw, config.sub_configs)
-        if model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-        else None
-    )
-    if (
-        name
-        and place
-        and not isinstance(raw.get(name), dict)
-        and not describes_at_top(raw)
-    ):
+    is_missing = name is not None and not isinstance(raw.get(name), dict)
+    is_composite = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    if is_missing and is_composite and not describes_at_top(raw):
         raise RopepatchError(
             f"the installed transformers reads the language model of {model_type} in {name}, where "
-            f"config.json has none, and would take defaults; it describes one {place}",
-            hint=f"write what it says there into {name}",
+            "config.json has none, and would take defaults",
+            hint=f"write what it says of the language model into {name}",
         )
     return config
 
@@ -311,36 +296,14 @@ def part_of(config: PreTrainedConfig) -> str | None:
 
 def describes_at_top(raw: dict[str, Any]) -> bool:
     """Whether transformers parses the top level of a config.json as the language model."""
-    probe = {key: value for key, value in raw.items() if key not in STATING} | {
-        "rope_theta": 12345.0
-    }
+    theta = 12345.0
+    probe = {key: value for key, value in raw.items() if key not in STATING}
     with stock_code("read config.json"):
-        made = text_config(
-            CONFIG_MAPPING[raw["model_type"]].from_dict(_decode_floats(probe))
+        whole = CONFIG_MAPPING[raw["model_type"]].from_dict(
+            _with_floats(probe | {"rope_theta": theta})
         )
-    ropes = getattr(made, "rope_parameters", None) or {}
-    return 12345.0 in (
-        ropes.get("rope_theta"),
-        *(rope.get("rope_theta") for rope in ropes.values() if isinstance(rope, dict)),
-    )
-
-
-def _stating(raw: dict[str, Any], parts: Iterable[str]) -> str | None:
-    """Where config.json describes a language model, outside the parts that transformers parses."""
-    if STATING & raw.keys():
-        return "at the top"
-    others = {
-        key: value
-        for key, value in raw.items()
-        if isinstance(value, dict) and key not in parts
-    }
-    found = ((key, _stating(value, ())) for key, value in others.items())
-    inner = (
-        (key, place.removeprefix("at the top"))
-        for key, place in found
-        if place is not None
-    )
-    return next((f"in {key}{place.replace('in ', '.')}" for key, place in inner), None)
+    parameters = getattr(text_config(whole), "rope_parameters", None) or {}
+    return theta in [value for _, value in _leaves(parameters)]
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
@@ -433,12 +396,6 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
-def returning_objects(model: PreTrainedModel) -> None:
-    """Let a model return objects with `logits`, whatever `return_dict` is in config.json."""
-    for config in (model.config, text_config(model.config)):
-        config.return_dict = True
-
-
 def differs_by_layer(config: Any) -> bool:
     """Return whether sizes differ from layer to layer."""
     return bool(getattr(config, "is_heterogeneous", False))
@@ -467,40 +424,21 @@ def key_value_heads_of(config: Any) -> int:
     return heads
 
 
-def _without_twin(raw: dict[str, Any]) -> dict[str, Any]:
-    """Drop top-level unscaled RoPE that repeats the language model's: transformers warns of it."""
-    decoded: dict[str, Any] = _decode_floats(raw)
-    twin = decoded.get("rope_scaling")
-    is_part = any(isinstance(raw.get(name), dict) for name in TEXT_PARTS)
-    if (
-        is_part
-        and isinstance(twin, dict)
-        and twin.get("rope_type", twin.get("type")) in ("default", "mrope")
-    ):
-        del decoded["rope_scaling"]
+def _with_floats(raw: dict[str, Any]) -> dict[str, Any]:
+    """Copy a config.json and convert transformers' {"__float__": "Infinity"} to numbers."""
+    decoded: dict[str, Any] = PreTrainedConfig._decode_special_floats(raw)
     return decoded
 
 
-def _decode_floats(value: Any) -> Any:
-    """Copy a value deeply and convert transformers' {"__float__": "Infinity"} to numbers."""
-    if isinstance(value, dict):
-        if value.keys() == {"__float__"}:
-            return float(value["__float__"])
-        return {key: _decode_floats(item) for key, item in value.items()}
-    return (
-        [_decode_floats(item) for item in value] if isinstance(value, list) else value
-    )
-
-
-def auto_class(model_type: object) -> Any:
+def auto_class(model_type: str) -> Any:
     """Return transformers' auto class that loads an architecture with its language model head.
 
     Raises:
         RopepatchError: If there is none.
     """
-    if isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM
-    if isinstance(model_type, str) and generates(model_type):
+    if model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
         return AutoModelForMultimodalLM
     raise RopepatchError(
         f"transformers has no model of type {model_type} that generates text by itself",
@@ -533,22 +471,18 @@ def blueprint(
 
 
 def check_rope_types(config: PreTrainedConfig) -> None:
-    """Raise a `RopepatchError` for unknown rope types and sizes out of range, before transformers fails."""
+    """Raise a `RopepatchError` for unknown rope types and numbers out of range, before transformers fails."""
     parameters = getattr(config, "rope_parameters", None) or {}
+    for key, value in _leaves(parameters):
+        if isinstance(value, int | float) and not abs(value) <= STOPPED:
+            raise RopepatchError(
+                f"{key} must be a number of at most {STOPPED:g}, got {shown(value)}",
+                hint="fix config.json",
+            )
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
-    for sizes in (
-        {key: getattr(config, key, None) for key in SIZES},
-        *(by_layer or [parameters]),
-    ):
-        for key in SIZES:
-            size = sizes.get(key)
-            if isinstance(size, int | float) and MAX_NUMBER < abs(size) < math.inf:
-                raise RopepatchError(
-                    f"{key} must be at most {MAX_NUMBER:g}, got {reprlib.repr(size)}",
-                    hint="fix config.json",
-                )
-    for kind in (rope.get("rope_type", "default") for rope in by_layer or [parameters]):
+    for rope in by_layer or [parameters]:
+        kind = rope.get("rope_type", "default")
         if not isinstance(kind, str) or kind not in known:
             _, remedy = VENDOR_TYPES.get(str(kind), ("", ""))
             raise RopepatchError(
@@ -649,36 +583,17 @@ def find_rotary(model: nn.Module) -> RotarySite:
         )
     ((path, module),) = modules.items()
     rotary_class = type(module)
-    if others := [
-        name
-        for name, one in model.named_modules()
-        if type(one) is rotary_class and one is not module
-    ]:
-        raise refusal(
-            f"it has another {rotary_class.__name__} beside that of its decoder, {others[0]}"
-        )
+    for name, one in model.named_modules():
+        if type(one) is rotary_class and one is not module:
+            raise refusal(
+                f"it has another {rotary_class.__name__} beside that of its decoder, {name}"
+            )
     if state := list(module.state_dict()):
         raise refusal(
             f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})"
         )
-    arguments = list(inspect.signature(rotary_class.forward).parameters)
-    if arguments[1:3] != ["x", "position_ids"]:
-        raise refusal(
-            f"its {rotary_class.__name__} is called with {arguments[1:]}, not (x, position_ids)"
-        )
     if not isinstance(getattr(module, "rope_type", None), dict):
-        if not hasattr(module, "inv_freq") or not hasattr(module, "attention_scaling"):
-            raise refusal(
-                f"its {rotary_class.__name__} has no inv_freq with an attention_scaling"
-            )
         return RotarySite(path, rotary_class, None)
-    layers = getattr(text_config(config), "layer_types", None) or []
-    if set(layers) == {SLIDING_LAYERS}:
-        raise RopepatchError(
-            f"all {len(layers)} layers of this {config.model_type} have a sliding window of "
-            f"{text_config(config).sliding_window} tokens: nothing attends further",
-            hint=f"a test model needs a layer of {GLOBAL_LAYERS} in layer_types",
-        )
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
         raise refusal(
             f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
@@ -730,46 +645,31 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
 
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
     """Raise a `RopepatchError` if a module's forward does not use `inv_freq` and `attention_scaling`."""
-    layer = () if site.layer_type is None else (site.layer_type,)
+    layer = [] if site.layer_type is None else [site.layer_type]
     with (
         stock_code(f"run the rotary module of {config.model_type}"),
         torch.no_grad(),
         torch.device("cpu"),
     ):
+        positions = torch.arange(5)[None]
+        parameters = site.of(config.rope_parameters)
+        sections = parameters.get("mrope_section") or parameters.get("xdrope_section")
+        if sections:  # [A, 1, T], for A position axes
+            positions = positions * torch.arange(1, len(sections) + 1)[:, None, None]
         stock = site.rotary_class(config)
+        x = torch.zeros(1, 5, 8, dtype=torch.float32)
         table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
+        twin = scaled_twin(stock, site, table)
+        expected = site.rotary_class.forward(twin, x, positions, *layer)
         half = Frequencies(table.inv_freq / 2, 3.0)
-        positions, x = (
-            _positions(site.of(config.rope_parameters)),
-            torch.zeros(1, 5, 8, dtype=torch.float32),
-        )
-        expected, got = (
-            site.rotary_class.forward(
-                scaled_twin(stock, site, frequencies), x, step * positions, *layer
+        twin = scaled_twin(stock, site, half)
+        got = site.rotary_class.forward(twin, x, 2 * positions, *layer)
+    for one, other in zip(expected, got, strict=True):
+        if not torch.allclose(3 * one, other, atol=1e-6):
+            reason = (
+                f"{site.rotary_class.__name__} recomputes its frequencies in forward"
             )
-            for frequencies, step in ((table, 1), (half, 2))
-        )
-    pairs = (
-        zip(expected, got, strict=True)
-        if isinstance(expected, tuple)
-        else [(expected, got)]
-    )
-    if not all(torch.allclose(3 * one, other, atol=1e-6) for one, other in pairs):
-        reason = f"{site.rotary_class.__name__} recomputes its frequencies in forward"
-        raise _refusal(config.model_type, reason)
-
-
-def _positions(parameters: dict[str, Any]) -> Tensor:
-    """Make test positions: [1, T], or [A, 1, T] for RoPE with A position axes (M-RoPE)."""
-    positions = torch.arange(5)[None]
-    axes = len(
-        parameters.get("mrope_section") or parameters.get("xdrope_section") or ()
-    )
-    return (
-        torch.stack([positions * (axis + 1) for axis in range(axes)])
-        if axes
-        else positions
-    )
+            raise _refusal(config.model_type, reason)
 
 
 # RoPE parameters and frequencies
@@ -782,11 +682,6 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     `longrope` with two lists it is the one beyond the switch.
     """
     parameters = site.of(config.rope_parameters)
-    for key, value in _leaves(config.rope_parameters):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RopepatchError(
-                f"{key} must be a finite number, got {value}", hint="fix config.json"
-            )
     table = stock_table(config, site, beyond_switch=True)
     window = _window(config, parameters)
     theta, d = parameters["rope_theta"], 2 * len(table.inv_freq)
@@ -811,11 +706,10 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _leaves(value)
+        elif isinstance(value, list | tuple):
+            yield from ((key, item) for item in value)
         else:
-            yield from (
-                (key, item)
-                for item in (value if isinstance(value, list | tuple) else [value])
-            )
+            yield key, value
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
@@ -828,7 +722,7 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
         )
     if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
         scaled = parameters["factor"] * parameters[ORIGINAL]
-        return max(window, int(scaled))
+        return max(window, int(min(scaled, 2 * MAX_NUMBER)))
     if parameters.get("rope_type") == "linear":
         return (
             stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None))
@@ -865,45 +759,15 @@ def stock_table(
         stock_code(f"compute the frequencies of {config.model_type}"),
         torch.device("cpu"),
     ):
-        if beyond_switch and switches(parameters := site.of(config.rope_parameters)):
-            config, beyond = (
-                copy.deepcopy(config),
-                {"short_factor": parameters["long_factor"]},
-            )
-            config.rope_parameters = site.replaced(
-                config.rope_parameters, parameters | beyond
-            )
-        with torch.device("meta"):
-            pairs = getattr(
-                site.rotary_class(config), site.attribute("inv_freq")
-            ).numel()
-        if pairs > MAX_PAIRS:
-            message = f"{2 * pairs} rotary dimensions are not plausible"
-            raise RopepatchError(message, hint="check head_dim in config.json")
+        parameters = site.of(config.rope_parameters)
+        if beyond_switch and switches(parameters):
+            beyond = parameters | {"short_factor": parameters["long_factor"]}
+            config = copy.deepcopy(config)
+            config.rope_parameters = site.replaced(config.rope_parameters, beyond)
         module = site.rotary_class(config)
         inv_freq = getattr(module, site.attribute("inv_freq"))
         attention_factor = float(getattr(module, site.attribute("attention_scaling")))
         return Frequencies(inv_freq.detach().clone(), attention_factor)
-
-
-def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
-    """Compute the frequencies and attention factors of the unscaled layer types."""
-    if site.layer_type is None:
-        return {}
-    with (
-        stock_code(f"compute the frequencies of {config.model_type}"),
-        torch.device("cpu"),
-    ):
-        module: Any = site.rotary_class(config)
-        kinds = [kind for kind in module.rope_type if kind != site.layer_type]
-        frequencies = {
-            kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in kinds
-        }
-        factors = {
-            f"{kind} a": [getattr(module, f"{kind}_attention_scaling")]
-            for kind in kinds
-        }
-    return frequencies | factors
 
 
 # What a plan is made from
@@ -914,40 +778,14 @@ class StatedRope(ABC):
 
     Attributes:
         original: The original context length that the user gave instead of the file's.
-        file_name: The file that states them.
     """
 
     original: Length | None
-    file_name: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def model_type(self) -> str:
-        """The architecture."""
-
-    @property
-    @abstractmethod
-    def stated_length(self) -> int:
-        """The context length in the file, in tokens."""
 
     @property
     @abstractmethod
     def stated_rope(self) -> Rope:
         """The RoPE parameters by the file."""
-
-    @abstractmethod
-    def held(self, keys: Iterable[str]) -> dict[str, Any]:
-        """Return the current values of some keys, where set."""
-
-    @property
-    def layer_type(self) -> str | None:
-        """The type of the layers that are scaled, if RoPE differs by layer type."""
-        return None
-
-    @property
-    def local_rope(self) -> LocalRope | None:
-        """The local layers that use the one RoPE."""
-        return None
 
     @property
     def tied_yarn(self) -> dict[str, Any] | None:
@@ -982,11 +820,7 @@ class StatedRope(ABC):
         if self.original is None:
             return None
         stated = self.stated_rope.original_max_position_embeddings
-        try:
-            window = relative_length(self.original, stated)
-        except RopepatchError as error:
-            message = f"{argument('original')} must be a number of tokens, got {shown(self.original)}"
-            raise RopepatchError(message, hint=error.hint) from error
+        window = _in_tokens("original", self.original, stated)
         if window == stated:
             return None
         if self.stated_rope.is_scaled:
@@ -996,38 +830,36 @@ class StatedRope(ABC):
             )
         return window
 
-    def in_tokens(self, to: Length | None) -> int:
-        """Return a target length in tokens, also for a multiple of the current length.
+    def target(self, to: Length | None, name: str) -> int:
+        """Return the target length in tokens of the model ``name``, also for a multiple of its current length.
 
         Raises:
-            RopepatchError: If it is not a length.
+            RopepatchError: If it is not a length above the current one.
         """
         if to is None:
             raise RopepatchError(
                 f"{argument('to')} is missing",
                 hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
             )
-        length = number_of(to)
-        if isinstance(length, str):
-            return relative_length(length, self.reach)
-        if isinstance(length, int) and abs(length) < 2**63:
-            return length
-        message = f"{argument('to')} must be a whole number of tokens, got {shown(to)}"
-        raise RopepatchError(message, hint=argument("to", 32_768))
+        target = _in_tokens("to", to, self.reach)
+        if target <= self.reach:
+            raise RopepatchError(
+                f"{name} already covers {self.reach} tokens; nothing to extend to {target}",
+                hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.reach)}; "
+                f"{argument('original')} states that it was trained on less",
+            )
+        return target
 
-    def target(self, to: Length | None, name: str) -> int:
-        """Return the target length in tokens of the model ``name``; it must exceed the current length."""
-        if (target := self.in_tokens(to)) > self.reach:
-            return target
-        stating, shorter = self._stating_reach()
+
+def _in_tokens(name: str, length: Length, stated: int) -> int:
+    """Return the length in tokens that the argument ``name`` gives, also for a multiple of the stated one."""
+    try:
+        return relative_length(length, stated)
+    except RopepatchError as error:
         raise RopepatchError(
-            f"{name} already covers {self.reach} tokens{stating}; nothing to extend to {target}",
-            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.reach)}{shorter}",
-        )
-
-    def _stating_reach(self) -> tuple[str, str]:
-        """Return which key states the current length, and a hint to a shorter original one."""
-        return "", ""
+            f"{argument(name)} must be a number of tokens, got {shown(length)}",
+            hint=error.hint,
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -1106,8 +938,7 @@ class Config(StatedRope):
     def section(self) -> str | None:
         """The key of the language model's part of config.json; None for the top level."""
         name = part_of(self.whole)
-        exists = name is None or isinstance(self.raw.get(name), dict)
-        return name if exists or not describes_at_top(self.raw) else None
+        return name if isinstance(self.raw.get(name or ""), dict) else None
 
     @property
     def is_part(self) -> bool:
@@ -1116,14 +947,9 @@ class Config(StatedRope):
 
     @cached_property
     def stated(self) -> dict[str, Any]:
-        """The language model's part of config.json, with all defaults if it is absent."""
-        if self.section is None:
-            return self.raw
-        part = self.raw.get(self.section)
-        if isinstance(part, dict):
-            return part
-        full: dict[str, Any] = json.loads(self.text.to_json_string(use_diff=False))
-        return full
+        """The language model's part of config.json."""
+        part: dict[str, Any] = self.raw[self.section] if self.section else self.raw
+        return part
 
     def held(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the current values of some keys, where set, and `rope_parameters`."""
@@ -1199,22 +1025,6 @@ class Config(StatedRope):
             return None
         return local_rope(self.text)
 
-    def _stating_reach(self) -> tuple[str, str]:
-        if self.original_window:
-            return " (original)", ""
-        keys = "max_position_embeddings", SEQUENCE
-        stating = (key for key in keys if getattr(self.text, key, None) == self.reach)
-        known = trained_on(self.text)
-        shorter = (
-            f"; published ones were trained on {argument('original', known)}"
-            if known
-            else ""
-        )
-        return (
-            f" ({next(stating, 'factor x original_max_position_embeddings')})",
-            shorter,
-        )
-
     @cached_property
     def stated_rope(self) -> Rope:
         """The RoPE parameters by config.json."""
@@ -1252,9 +1062,12 @@ class Config(StatedRope):
     @cached_property
     def other_frequencies(self) -> dict[str, list[float]]:
         """The other frequencies and attention factors: of unscaled layer types, and up to a switch."""
-        others = (
-            other_tables(self.text, self.site) if self.layer_type is not None else {}
-        )
+        others: dict[str, list[float]] = {}
+        scaled = self.layer_type
+        layers = self.text.rope_parameters.keys() - {scaled} if scaled else set[str]()
+        for kind in sorted(layers.intersection(getattr(self.text, "layer_types", ()))):
+            table = stock_table(self.text, replace(self.site, layer_type=kind))
+            others[kind] = [*table.inv_freq.tolist(), table.attention_factor]
         if switches(self.rope_parameters):
             others[UP_TO_SWITCH] = stock_table(self.text, self.site).inv_freq.tolist()
         return others

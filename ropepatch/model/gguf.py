@@ -108,6 +108,8 @@ class GgufModel(StatedRope):
     converted: GgufFile | None = None
     revision: None = None
     file_name = "GGUF"
+    layer_type = None
+    local_rope = None
 
     @classmethod
     def find(cls, path: str | Path, original: Length | None = None) -> GgufModel:

@@ -23,14 +23,12 @@ from ropepatch.model.config import (
     load_config,
     no_progress_bars,
     quantization_of,
-    returning_objects,
     stock_code,
     text_config,
 )
-from ropepatch.model.weights import MISFIT, Weights, check_fit, mismatch
+from ropepatch.model.weights import MISFIT, Weights
 
 AUTO = "auto"  # as device: accelerate places every layer
-FLEX = "flex_attention"
 NUMBERED = re.compile(r"(.*?)\.\d+\.")  # the name of a weight in one of several layers
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -50,28 +48,24 @@ def load_model(
     Unused weights outside the layers are logged under the ``name`` that the user gave.
     """
     if dtype is not None and dtype.itemsize < 2:  # float8 is for storage only
-        name = str(dtype).removeprefix("torch.")
+        stated = str(dtype).removeprefix("torch.")
         raise RopepatchError(
-            f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16"
+            f"no model computes in {stated}",
+            hint="dtype is float32, bfloat16 or float16",
         )
-    hint = "fix config.json or the weights so that transformers loads them"
     how = SAFELY | {
         "dtype": dtype or "auto",
         "use_safetensors": True,
         "output_loading_info": True,
+        "device_map": device_map,
+        "quantization_config": quantization,
     }
-    if device_map is not None:
-        how["device_map"] = device_map
-    if quantization is not None:
-        how["quantization_config"] = quantization
-    own = load_config(raw) if config is None else config
-    load: Any = auto_class(own.model_type).from_pretrained
-    compiles = own._attn_implementation == FLEX and not torch.accelerator.is_available()
-    if compiles:  # takes minutes on a CPU
-        own._attn_implementation = None
     # Else stock transformers parses config.json itself
-    if compiles or config is not None:
-        how["config"] = own
+    if config is not None:
+        how["config"] = config
+    own = config or load_config(raw)
+    load: Any = auto_class(own.model_type).from_pretrained
+    hint = "fix config.json or the weights so that transformers loads them"
     # transformers initialises missing weights at random, before they raise an error below.
     with (
         stock_code(f"load {folder}", hint),
@@ -79,9 +73,8 @@ def load_model(
         torch.random.fork_rng(devices=[]),
     ):
         model, report = load(folder, **how)
-    text = text_config(model.config)
-    returning_objects(model)
-    unused = check_report(model, report, text)
+    model.config.return_dict = True
+    unused = check_report(model, report)
     if unused and name:
         warn_once(
             f"{name}: its model does not use {len(unused)} of the weights, for instance {unused[0]}"
@@ -95,39 +88,19 @@ warn_once = lru_cache(logging.getLogger(__name__).warning)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
-    """Raise if weights do not fit a model on the meta device; return the names of unused tensors.
+    """Load weights by their headers only into a model on the meta device; see `check_report`.
 
     Quantised weights are not checked: their names and shapes differ from the model's.
     """
-    quantisation = quantization_of(model.config)
-    if quantisation and weights.quantised:
-        return []
-    configs = model.config, text_config(model.config)
-    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    tied = dict(model._tied_weights_keys or {}) if tie else {}
-    # transformers fills either of two tied weights from the other.
-    copies = {
-        *tied,
-        *(source for copy, source in tied.items() if copy in weights.tensors),
-    }
-    check_fit(
-        weights,
-        {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
-        copies,
-    )
-    return [] if quantisation else rehearse(model, weights)
-
-
-def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
-    """Load weights by their headers only into a model on the meta device; see `check_report`."""
+    config = copy.deepcopy(model.config)
+    if quantization_of(config):
+        if weights.quantised:
+            return []
+        for part in (config, text_config(config)):
+            vars(part).pop("quantization_config", None)
     state = {
         name: torch.empty(entry.shape, device="meta")
         for name, entry in weights.tensors.items()
-    }
-    how = {
-        "config": copy.deepcopy(model.config),
-        "state_dict": state,
-        "device_map": {"": "meta"},
     }
     load: Any = type(model).from_pretrained
     with (
@@ -135,14 +108,17 @@ def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
         no_progress_bars(),
     ):
         _, report = load(
-            None, output_loading_info=True, ignore_mismatched_sizes=True, **how
+            None,
+            config=config,
+            state_dict=state,
+            device_map={"": "meta"},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    return check_report(model, report, text_config(model.config))
+    return check_report(model, report)
 
 
-def check_report(
-    model: PreTrainedModel, report: dict[str, Any], text: PreTrainedConfig
-) -> list[str]:
+def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
     """Return the names of unused weights from transformers' loading report.
 
     Raises:
@@ -154,7 +130,8 @@ def check_report(
     in_layers = [
         name for name in unused if (found := NUMBERED.match(name)) and found[1] in lists
     ]
-    if getattr(text, "num_nextn_predict_layers", 0):  # of multi-token prediction
+    # Layers of multi-token prediction
+    if getattr(text_config(model.config), "num_nextn_predict_layers", 0):
         in_layers = []
     for problem, names in (
         ("missing keys", report["missing_keys"]),
@@ -162,8 +139,10 @@ def check_report(
         ("unexpected keys", in_layers),
     ):
         if names:
-            raise mismatch(
-                f"{len(names)} {problem}, for instance {min(map(str, names))}"
+            raise RopepatchError(
+                f"the weights are not those of config.json: {len(names)} {problem}, "
+                f"for instance {min(map(str, names))}",
+                hint=MISFIT,
             )
     return unused
 

@@ -6,27 +6,26 @@ import errno
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
-from ropepatch.settings import shown
+from ropepatch.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-NAMED = "transformers_weights"  # the key of config.json with another weight file for stock transformers
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
 COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
 FINGERPRINT_SAMPLE = 1 << 20
@@ -63,6 +62,18 @@ class TensorEntry:
     num_bytes: int
 
 
+class Index(Settings, extra="ignore"):
+    """The content of an index.
+
+    Args:
+        weight_map: The file of each tensor, beside the index.
+        metadata: Free-form values.
+    """
+
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/\\]+\.safetensors$")]]
+    metadata: dict[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class Weights:
     """The headers of weight files.
@@ -93,37 +104,25 @@ class Weights:
         return sum(file.stat().st_size for file in self.files)
 
 
-def read_headers(folder: Path, raw: dict[str, Any] | None = None) -> Weights:
+def read_headers(folder: Path) -> Weights:
     """Find the weights and check every file against its header and the index, without reading tensors.
 
     Of two sets of weights, this is the one that stock transformers (5.4 to 5.24) loads.
 
-    Args:
-        folder: The folder with the weights.
-        raw: The content of config.json, if it has been read.
-
     Raises:
-        RopepatchError: If weights are missing, truncated, damaged or pickled, or config.json names others.
+        RopepatchError: If weights are missing, truncated, damaged or pickled.
     """
     sets = weight_sets(folder)
-    if raw is None:
-        raw = read_json(config) if (config := folder / "config.json").exists() else {}
-    named = raw.get(NAMED)
-    if named not in (None, *sets[:1]):
-        raise RopepatchError(
-            f"config.json names {named!r} as its weights ({NAMED}), expected {[*sets, SINGLE][0]!r}",
-            hint=f"load it with transformers and save_pretrained it, which leaves {NAMED} out",
-        )
     if sets[:1] == [SINGLE]:
         return read_header(folder / SINGLE)
     if sets:
         return _indexed(folder / INDEX)
-    pickles = [name for name in PICKLES if (folder / name).exists()]
-    if pickles:
-        raise RopepatchError(
-            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
-            hint="where you trust it, load model and tokenizer with transformers and save_pretrained both",
-        )
+    for name in PICKLES:
+        if (folder / name).exists():
+            raise RopepatchError(
+                f"{folder} holds its weights as a pickle ({name}), which can run code when it is loaded",
+                hint="where you trust it, load model and tokenizer with transformers and save_pretrained both",
+            )
     raise RopepatchError(
         f"no weights in {folder}",
         hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not supported",
@@ -137,27 +136,11 @@ def weight_sets(folder: Path) -> list[str]:
 
 def _indexed(index: Path) -> Weights:
     content = read_json(index)
-    shard_of = content.get("weight_map")
-    hint = "copy the index again from where the checkpoint came from"
-    if not isinstance(shard_of, dict):
-        raise RopepatchError(
-            f"{index} has no weight_map of tensor names to file names", hint=hint
-        )
-    if not isinstance(content.get("metadata", {}), dict):
-        message = (
-            f"{index} has the metadata {shown(content['metadata'])}, expected an object"
-        )
-        raise RopepatchError(message, hint=hint)
-    for name in shard_of.values():
-        if not (
-            isinstance(name, str)
-            and name.endswith(".safetensors")
-            and Path(name).name == name
-        ):
-            raise RopepatchError(
-                f"{index} names {name!r}, expected a *.safetensors file beside it",
-                hint=hint,
-            )
+    try:
+        shard_of = Index.model_validate(content).weight_map
+    except RopepatchError as error:
+        hint = "copy the index again from where the checkpoint came from"
+        raise RopepatchError(f"{index}: {error}", hint=hint) from error
     shards = {
         name: read_header(index.with_name(name)).tensors
         for name in sorted(set(shard_of.values()))
@@ -171,7 +154,7 @@ def _indexed(index: Path) -> Weights:
     tensors: dict[str, TensorEntry] = {}
     for shard in shards.values():
         for tensor, entry in shard.items():
-            if tensor in tensors and not _is_same(tensors[tensor], entry):
+            if tensor in tensors and _content(tensors[tensor]) != _content(entry):
                 first, second = tensors[tensor].file.name, entry.file.name
                 raise RopepatchError(
                     f"{tensor} is in {first} and in {second}, with other content; {INDEX} names "
@@ -182,18 +165,10 @@ def _indexed(index: Path) -> Weights:
     return Weights((index, *(index.with_name(name) for name in shards)), tensors)
 
 
-def _is_same(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors have the same dtype, shape and bytes."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
-        first.seek(one.offset)
-        second.seek(other.offset)
-        for begin in range(0, one.num_bytes, COPY_BLOCK):
-            block = min(COPY_BLOCK, one.num_bytes - begin)
-            if first.read(block) != second.read(block):
-                return False
-    return True
+def _content(entry: TensorEntry) -> tuple[str, tuple[int, ...], bytes]:
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        return entry.dtype, entry.shape, file.read(entry.num_bytes)
 
 
 def read_header(file: Path) -> Weights:
@@ -213,13 +188,10 @@ def read_header(file: Path) -> Weights:
         raise RopepatchError(
             message, hint="download the checkpoint again; every shard is needed"
         ) from None
-    except (OSError, MemoryError) as error:  # MemoryError: a limit of the address space
-        reason = (
-            getattr(error, "strerror", None) or str(error) or os.strerror(errno.ENOMEM)
-        )
-        message = f"cannot read {file}: {reason}"
+    except OSError as error:
         raise RopepatchError(
-            message, hint="make the file readable, or check the disk"
+            f"cannot read {file}: {error.strerror or error}",
+            hint="make the file readable, or check the disk",
         ) from error
     except SafetensorError as error:
         message = f"{file.name} is truncated or damaged: {error}"
@@ -283,43 +255,6 @@ def _sha256(file: Path, *state: int) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def mismatch(reason: str) -> RopepatchError:
-    """Make the error of weights that belong to another model."""
-    return RopepatchError(
-        f"the weights are not those of config.json: {reason}", hint=MISFIT
-    )
-
-
-def check_fit(
-    weights: Weights, expected: dict[str, tuple[int, ...]], tied: Collection[str] = ()
-) -> None:
-    """Raise a `RopepatchError` for weights of another model; tensors renamed at loading are not checked.
-
-    Args:
-        weights: The checkpoint's weights.
-        expected: The shapes of the model that config.json describes, by tensor name.
-        tied: Tied tensors, which need not be stored.
-    """
-    shapes = weights.shapes
-    if {_ending(name) for name in expected}.isdisjoint(map(_ending, shapes)):
-        first = min(shapes, default="no tensor")
-        raise mismatch(f"they hold {first}, expected names like {min(expected)}")
-    for name in sorted(expected.keys() & shapes.keys()):
-        if shapes[name] != expected[name]:
-            raise mismatch(
-                f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}"
-            )
-    missing = (expected.keys() - shapes.keys()).difference(tied)
-    # With additional names, transformers renames tensors while loading and checks them itself.
-    if missing and shapes.keys() <= expected.keys():
-        raise mismatch(f"{len(missing)} missing keys, for instance {min(missing)}")
-
-
-def _ending(name: str) -> str:
-    """Return the part of a tensor's name that does not change when transformers renames it."""
-    return ".".join(name.split(".")[-2:])
-
-
 def clone_files(
     files: tuple[Path, ...],
     folder: Path,
@@ -339,24 +274,20 @@ def clone_files(
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
         # A file in the Hub's cache is a link to a blob
-        origin, size = (
-            file.resolve(),
-            file.stat().st_size,
-        )
-        header = (
-            read_header(file) if changes and file.suffix == ".safetensors" else None
-        )
-        if header and (
-            ours := {name: changes[name] for name in changes.keys() & header.tensors}
-        ):
-            _rewrite(origin, folder / file.name, ours, header.metadata)
+        origin, target = file.resolve(), folder / file.name
+        ours: dict[str, Callable[[Tensor], Tensor]] = {}
+        if changes and file.suffix == ".safetensors":
+            header = read_header(file)
+            ours = {name: changes[name] for name in changes.keys() & header.tensors}
+        if ours:
+            _rewrite(origin, target, ours, header.metadata)
         elif link:
-            _hard_link(origin, folder / file.name)
-        elif not _reflink(origin, folder / file.name):
-            for copied in _copy(origin, folder / file.name):
+            _hard_link(origin, target)
+        elif not _reflink(origin, target):
+            for copied in _copy(origin, target):
                 if progress:
                     progress(done + copied, total)
-        done += size
+        done += file.stat().st_size
         if progress:
             progress(done, total)
 
@@ -367,21 +298,16 @@ def _rewrite(
     changes: Mapping[str, Callable[[Tensor], Tensor]],
     metadata: dict[str, str] | None,
 ) -> None:
-    from safetensors.torch import load, save_file  # only rewriting needs torch
+    from safetensors.torch import load, save  # only rewriting needs torch
 
     from ropepatch.model.config import stock_code
 
     # Read, not mapped: if another program truncates the file, this raises an error instead of a signal.
     with stock_code(f"read {origin}", "write it again when nothing else does"):
         tensors = load(origin.read_bytes())
-    changed = {name: change(tensors[name]) for name, change in changes.items()}
-    try:
-        save_file(tensors | changed, target, metadata)
-    except SafetensorError as error:
-        # The same error as a copy, e.g. disk full
-        if code := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-        raise
+    for name, change in changes.items():
+        tensors[name] = change(tensors[name])
+    target.write_bytes(save(tensors, metadata))
 
 
 def _hard_link(origin: Path, target: Path) -> None:

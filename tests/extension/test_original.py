@@ -51,12 +51,12 @@ def test_the_plan_suggests_the_known_original_length_unless_it_is_given(
     )
 
 
-def test_a_target_within_a_nominal_length_suggests_the_known_original_length():
+def test_a_target_within_a_nominal_length_suggests_an_original_length():
     config = tiny_model("qwen2").config
     config.max_position_embeddings = 131_072
     with pytest.raises(RopepatchError) as refused:
         ropepatch.plan(config, to="128k")
-    assert "`original=32768`" in refused.value.hint
+    assert "`original`" in refused.value.hint
 
 
 def test_yarn_for_qwen3_is_written_as_published(tmp_path):

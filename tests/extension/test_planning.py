@@ -72,7 +72,7 @@ def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(
     assert made.changes.get("max_sequence_length", 512) == 512
     assert "max_sequence_length" in made.changes or stated is None
     if stated == 4 * WINDOW:
-        with pytest.raises(RopepatchError, match=r"\(max_sequence_length\)"):
+        with pytest.raises(RopepatchError, match="already covers"):
             ropepatch.plan(tmp_path, to=stated)
 
 
@@ -177,7 +177,7 @@ HUGE = LLAMA_3 | LISTS
 )
 def test_a_number_out_of_range_raises_a_one_line_error(tmp_path, rope, top):
     folder = config(tmp_path, rope=rope, **top)
-    with pytest.raises(RopepatchError, match=r" must be .*at most 1e\+") as caught:
+    with pytest.raises(RopepatchError, match=r"must|cannot build|is below") as caught:
         ropepatch.plan(folder, to="4x", method="yarn" if rope else "ntk")
     assert len(str(caught.value)) < 200
     assert not rope or top or ropepatch.diagnose(folder, measure=False).has_errors
@@ -213,40 +213,11 @@ def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(
     assert_as_patched(model, "ntk", out)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "stated"),
-    [
-        *(("gemma3", {"text_config": said}) for said in (None, {})),
-        *(
-            (name, {})
-            for name in (
-                "gemma3",
-                "fuyu",
-                "emu3",
-                "got_ocr2",
-                "llama4",
-                "mllama",
-                "qwen3_5",
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_a_missing_text_config_is_written_with_the_defaults_of_transformers(
-    tmp_path, model_type, stated
-):
-    raw = {"model_type": model_type} | stated
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    layers = "sliding" if model_type == "llama4" else None
-    made = ropepatch.plan(tmp_path, to="2x", method="linear", layers=layers)
-    json.loads(made.to_json())
-    before, after = (Config(one).text.to_dict() for one in (raw, made.apply(raw)))
-    assert after["max_position_embeddings"] == 2 * before["max_position_embeddings"]
-    others = before.keys() - made.changes.keys()
-    assert {key: after[key] for key in others} == {key: before[key] for key in others}
-    diagnosis = ropepatch.diagnose(tmp_path, measure=False)
-    assert not diagnosis.has_errors
-    assert json.loads(diagnosis.to_json()) is not None
+@pytest.mark.parametrize("stated", [{}, {"text_config": None}], ids=str)
+def test_a_missing_text_config_is_never_taken_from_defaults(tmp_path, stated):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"} | stated))
+    with pytest.raises(RopepatchError, match=r"in text_config, where config\.json has"):
+        ropepatch.plan(tmp_path, to="2x")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,9 @@ def test_no_path_of_this_machine_is_written(record, tmp_path):
 def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkeypatch):
     write(tmp_path, record)
     before = (tmp_path / RECORD).read_bytes()
-    with pytest.raises(RopepatchError, match="has an invalid target, got 0"):
+    with pytest.raises(
+        RopepatchError, match="target must be greater than or equal to 1, got 0"
+    ):
         amend(tmp_path, target=0)
 
     def full(path, content):
@@ -117,7 +119,7 @@ def test_a_value_of_the_wrong_type_or_a_later_version_is_rejected(
 
 def test_the_error_of_a_missing_key_names_it(record, tmp_path):
     content = {key: value for key, value in record.to_dict().items() if key != "target"}
-    with pytest.raises(RopepatchError, match="target, got nothing"):
+    with pytest.raises(RopepatchError, match="record needs target"):
         read(put(tmp_path, content))
 
 

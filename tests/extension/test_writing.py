@@ -105,7 +105,7 @@ def test_tied_embeddings_need_either_of_their_names(tmp_path, out, stored):
     assert_as_patched(source, plan(source), out)
     assert ropepatch.diagnose(source).findings == ()
     save_file(tensors, source / WEIGHTS, {"format": "pt"})
-    with pytest.raises(RopepatchError, match=r"for instance model\.embed_tokens"):
+    with pytest.raises(RopepatchError, match=r"missing keys"):
         extend(source, tmp_path / "none")
 
 
@@ -412,18 +412,8 @@ def test_unquantised_weights_must_fit_the_model_despite_quantization_config(
         quantization_config={"quant_method": "fp8"},
         vocab_size=47,
     )
-    with pytest.raises(RopepatchError, match=r"expected \[47"):
+    with pytest.raises(RopepatchError, match=r"mismatched keys.*47"):
         extend(source, out)
-
-
-def test_flex_attention_is_not_used_for_verification_on_a_cpu(source, out, monkeypatch):
-    edit_json(source / "config.json", _attn_implementation="flex_attention")
-    monkeypatch.setattr(
-        "transformers.integrations.flex_attention.compile_friendly_flex_attention",
-        lambda *arguments, **options: pytest.fail("compiled"),
-    )
-    extend(source, out)
-    assert read(out / "config.json")["_attn_implementation"] == "flex_attention"
 
 
 def test_only_frequencies_are_compared_if_memory_is_too_small(source, out, monkeypatch):

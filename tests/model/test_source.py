@@ -268,7 +268,7 @@ def test_an_empty_name_is_not_the_current_folder(name, shards, monkeypatch):
     monkeypatch.chdir(shards)
     for find in (Checkpoint.find, diagnose, load):
         with pytest.raises(
-            RopepatchError, match=f"^MODEL must not be empty, got {name!r}"
+            RopepatchError, match=f"^MODEL must be a folder or a Hub id, got {name!r}"
         ) as caught:
             find(name)
         assert "folder" in caught.value.hint
@@ -277,7 +277,7 @@ def test_an_empty_name_is_not_the_current_folder(name, shards, monkeypatch):
 
 def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ropepatch.model.checkpoint._from_hub",
+        "ropepatch.model.checkpoint._download",
         lambda *arguments: pytest.fail("asked the Hub"),
     )
     monkeypatch.chdir(tmp_path)

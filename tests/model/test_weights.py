@@ -22,7 +22,6 @@ from ropepatch.model.weights import (
     SINGLE,
     Weights,
     changed,
-    check_fit,
     checksums,
     clone_files,
     fingerprint,
@@ -92,7 +91,7 @@ def test_a_terabyte_of_weights_is_checked_by_its_header(tmp_path):
     weights = read_headers(tmp_path)
     assert weights.shapes == {"w": (size,)}
     with pytest.raises(
-        RopepatchError, match=r"needs 1099\.5 GB"
+        RopepatchError, match=r"needs 1099\.512 GB"
     ):  # the copy is not sparse
         check_space("the copy", tmp_path, weights.num_bytes, hint="")
 
@@ -116,9 +115,7 @@ def test_an_index_with_a_file_outside_its_folder_is_rejected(sharded, name):
     edit_json(
         sharded / INDEX, weight_map=index["weight_map"] | {"model.norm.weight": name}
     )
-    assert f"names {name!r}, expected a *.safetensors file beside it" in refusal(
-        sharded
-    )
+    assert "weight_map['model.norm.weight'] must" in refusal(sharded)
 
 
 @pytest.mark.parametrize(
@@ -127,16 +124,6 @@ def test_an_index_with_a_file_outside_its_folder_is_rejected(sharded, name):
 def test_weights_only_as_pickle_are_rejected_with_the_reason(single, name):
     (single / SINGLE).rename(single / name)
     assert f"as a pickle ({name}), which can run code" in refusal(single)
-
-
-def test_a_file_too_large_to_map_raises_a_one_line_error(single, monkeypatch):
-    def under_a_limit(file, framework):
-        raise MemoryError
-
-    monkeypatch.setattr(weights_module, "safe_open", under_a_limit)
-    assert "Cannot allocate memory" in refusal(single)
-    (finding,) = ropepatch.diagnose(single, measure=False).findings
-    assert finding.code == "weights-unreadable"
 
 
 def test_weights_without_read_permission_are_not_reported_as_missing(
@@ -177,31 +164,7 @@ def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extende
     assert fingerprint(read_headers(both)) != before
 
 
-# Weights of another model, and copies
-
-
-def test_weights_of_another_model_are_rejected_unless_the_loader_may_rename_them(
-    single,
-):
-    weights = read_headers(single)
-    copied = weights.shapes | {"model.copy.weight": (4, 4)}
-    with pytest.raises(
-        RopepatchError, match=r"1 missing keys, for instance model\.copy\.weight"
-    ):
-        check_fit(weights, copied)
-    check_fit(weights, copied, frozenset({"model.copy.weight"}))
-    newer = {
-        name.replace("lm_head", "newer_head"): shape
-        for name, shape in weights.shapes.items()
-    }
-    check_fit(weights, newer | {"model.one_more": (7,)})
-    with pytest.raises(
-        RopepatchError,
-        match=r"they hold no tensor, expected names like lm_head\.weight",
-    ):
-        check_fit(
-            Weights((), {}), {"lm_head.weight": (48, 32), "model.norm.weight": (32,)}
-        )
+# Copies
 
 
 def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch):

@@ -255,7 +255,7 @@ def recipe_of(text):
         ),
         ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
         ({"include": ["key"]}, "key contains a Hub access token"),
-        ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
+        ({"model": "cut"}, "missing keys, for instance"),
         ({"model": "both"}, "both contains a model and a PEFT adapter"),
     ],
     ids=str,
