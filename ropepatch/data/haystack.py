@@ -48,6 +48,9 @@ PEOPLE: list[str] = WORDS["people"]
 # A sentence about a person, and a question it answers without sharing a word
 FACTS: list[list[str]] = WORDS["facts"]
 DEFAULT = ("number", "sentence", "chain", "fact")  # the kinds used by default
+IN_TEXT = ("quote", "number", "sentence")  # the same, in the user's text
+QUOTE = "quote"
+GIVEN, QUOTED = 16, 32  # tokens of a passage in the prompt, and after it
 
 
 class Item(NamedTuple):
@@ -118,6 +121,11 @@ def _fact(draw: random.Random, count: int) -> list[Item]:
     ]
 
 
+def _quotes(draw: random.Random, count: int) -> list[Item]:
+    """Return nothing to write: passages are chosen where the text stands."""
+    return [Item((), "", "", "")] * count
+
+
 KINDS: Mapping[str, Kind] = {
     "passkey": Kind(
         Numbers(PASSKEY.needle, *PASSKEY.question).draw,
@@ -150,6 +158,11 @@ KINDS: Mapping[str, Kind] = {
         _fact,
         len(FACTS),
         "a person, by a question that shares no word with the sentence",
+    ),
+    QUOTE: Kind(
+        _quotes,
+        10**6,
+        f"the next {QUOTED} tokens of a passage of the text, by its first {GIVEN}; each token counts",
     ),
 }
 
@@ -224,6 +237,11 @@ class Haystacks:
                 "the texts hold no text",
                 hint="give some, or drop texts to use the built-in filler",
             )
+        if QUOTE in self.kinds and self.texts is None:
+            raise RopepatchError(
+                "the built-in filler has no passage to quote: it repeats itself",
+                hint=f"give a text, or leave out the kind {QUOTE}",
+            )
         object.__setattr__(self, "lengths", lengths)
         needed = sum(self.new)
         for kind in self.kinds:
@@ -238,7 +256,9 @@ class Haystacks:
     def by_default(
         cls, tokenizer: PreTrainedTokenizerBase, within: int, **settings: Any
     ) -> tuple[Haystacks, dict[str, str]]:
-        """Return haystacks with the possible kinds of `DEFAULT`, and the reason for each other kind.
+        """Return haystacks with the possible default kinds, and the reason for each other kind.
+
+        The default is `IN_TEXT` with texts, else `DEFAULT`.
 
         Args:
             tokenizer: The tokenizer of the model.
@@ -250,15 +270,16 @@ class Haystacks:
         """
         kinds: list[str] = []
         errors: dict[str, RopepatchError] = {}
-        for kind in DEFAULT:
+        defaults = IN_TEXT if settings.get("texts") else DEFAULT
+        for kind in defaults:
             try:
-                plan = cls(**settings | {"texts": None}, kinds=(*kinds, kind))
+                plan = cls(**settings, kinds=(*kinds, kind))
                 list(plan.at([within]).make(tokenizer))
                 kinds.append(kind)
             except RopepatchError as error:
                 errors[kind] = error
         if not kinds:
-            raise errors[DEFAULT[0]]
+            raise errors[defaults[0]]
         reasons = {kind: str(error) for kind, error in errors.items()}
         return cls(**settings, kinds=tuple(kinds)), reasons
 
@@ -379,18 +400,25 @@ class _Page:
         seed = seed_of("haystack", plan.seed, plan.lengths[-1], index)
         self._draw = random.Random(seed)
         self._ids: list[int] = []
+        self._quotable: list[bool] = []  # whether each token may be part of a quote
 
     def haystack(self) -> Haystack:
         plan, keys = self._plan, self._keys()
-        is_passkey = tuple(plan.kinds) == ("passkey",)
-        intro = PASSKEY.intro if is_passkey else INTRO
+        intro = {"passkey": PASSKEY.intro, QUOTE: ""}.get("".join(plan.kinds), INTRO)
         self._ids = self._writer.begin(plan.chat[0] + intro)
         room = max(len(key.ids) + len(key.answer) for key in keys)
         stops = {length: length - room for length in plan.lengths}
         text = self._sentences(plan.texts or [])
+        self._quotable = [False] * len(self._ids)
+        places: list[tuple[int, int]] = []
         for stretch, (length, stop) in enumerate(stops.items()):
+            begin = len(self._ids)
             own = [key for key in keys if key.stretch == stretch]
             self._fill(length, stop, own, text if plan.texts else self._filler())
+            places.append((begin, stop))
+        for key in keys:
+            if key.kind == QUOTE:
+                self._quote(key, *places[key.stretch])
         return Haystack(torch.tensor(self._ids), stops, self._asked(keys))
 
     def _keys(self) -> list[_Key]:
@@ -400,10 +428,44 @@ class _Page:
         for kind, of_kind in places.items():
             items = KINDS[kind].draw(self._draw, len(of_kind))
             for place, item in zip(of_kind, items, strict=True):
-                text = f" {item.question}{self._plan.chat[1]}{item.stem}"
-                asked = self._writer.ask(kind, text, item.answer)
+                asked = self._asked_of(kind, item)
                 keys.append(_Key(kind, *place, item.needles, *asked))
         return keys
+
+    def _asked_of(self, kind: str, item: Item) -> tuple[list[int], list[int]]:
+        """Return the tokens of a question and of its answer; of a quote as many, which are chosen later."""
+        between = self._plan.chat[1]
+        if kind != QUOTE:
+            text = f" {item.question}{between}{item.stem}"
+            return self._writer.ask(kind, text, item.answer)
+        before = self._writer.follow(between) if between.strip() else []
+        return [*before, *[0] * GIVEN], [0] * QUOTED
+
+    def _quote(self, key: _Key, begin: int, end: int) -> None:
+        """Choose the passage of a key between two places: the nearest to its depth that can be quoted.
+
+        It is text alone, its first tokens stand nowhere else in the haystack, and no other quote overlaps it.
+        """
+        size = GIVEN + QUOTED
+        first = begin + round(key.depths[0] * (end - size - begin))
+        places = sorted(
+            range(begin, end - size + 1), key=lambda place: abs(place - first)
+        )
+        ids = torch.tensor(self._ids)
+        for place in places:
+            passage = self._ids[place : place + size]
+            if not all(self._quotable[place : place + size]):
+                continue
+            same = (ids.unfold(0, GIVEN, 1) == ids[place : place + GIVEN]).all(1)
+            if int(same.sum()) == 1:
+                key.ids[-GIVEN:], key.answer = passage[:GIVEN], passage[GIVEN:]
+                key.end = place + size
+                self._quotable[place : place + size] = [False] * size
+                return
+        raise RopepatchError(
+            f"a haystack of {len(ids)} tokens has no further passage of {size} tokens that begins as no other",
+            hint=f"ask for fewer keys, or leave out the kind {QUOTE}",
+        )
 
     def _places(self) -> Iterator[tuple[int, tuple[float, float]]]:
         """Spread the keys of a kind evenly over each stretch, or a single key over all haystacks."""
@@ -446,9 +508,11 @@ class _Page:
             while waiting and round(waiting[0][0] * len(fill)) <= number:
                 _, key, ids = waiting.popleft()
                 self._ids += ids
+                self._quotable += [False] * len(ids)
                 key.end = len(self._ids)
             cut = min(surplus, len(sentence))
             self._ids += sentence[cut:]
+            self._quotable += [True] * (len(sentence) - cut)
             surplus -= cut
 
     def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:

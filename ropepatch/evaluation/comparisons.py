@@ -130,7 +130,10 @@ def not_counted(base: Result) -> dict[str, str]:
         if found
         else {}
     )
-    reasons = {kind: why_not_counted(shares, **asked) for kind, shares in found.items()}
+    reasons = {
+        kind: why_not_counted(shares, kind=kind, **asked)
+        for kind, shares in found.items()
+    }
     return {kind: reason for kind, reason in reasons.items() if reason}
 
 

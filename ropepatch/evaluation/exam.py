@@ -53,7 +53,7 @@ def answerable(
         found = []
         for kind in prompts.parameters["kinds"]:
             shares = {length: answers.found(length, kind)}
-            if why_not_counted(shares, keys=keys, trained=window) is None:
+            if why_not_counted(shares, kind=kind, keys=keys, trained=window) is None:
                 found.append(kind)
         if found:
             return found

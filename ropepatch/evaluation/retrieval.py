@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ropepatch.columns import as_text, columns, data_frame
-from ropepatch.data.haystack import Haystack, Haystacks, Question
+from ropepatch.data.haystack import QUOTE, Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
@@ -57,6 +57,11 @@ MOST_ROWS = 16  # questions of a batch
 CHUNK = 2048
 # Longest prompt that a CPU processes whole as a check, except at the least length
 MOST_WHOLE = 2**14
+# More than any model predicts of a text's tokens by the few before them
+GUESSED = 0.5
+
+# The length, kind, depth, number of right parts, log-prob and number of parts of an answer
+Scored = tuple[int, str, float, int, float, int]
 
 
 class Answer(NamedTuple):
@@ -67,16 +72,19 @@ class Answer(NamedTuple):
         length: The length of the prompt in tokens.
         kind: The kind of the question.
         depth: The end of the last needle that the answer needs, from 0 to 1 of the prompt.
-        found: Whether greedy decoding gives the answer, to the last token.
+        found: 1 if greedy decoding gives the answer, to the last token, else 0; of a quote, the number of
+            tokens that are the most probable after the true ones before them.
         log_prob: The mean log-prob of the answer's tokens, in nats.
+        parts: What `found` is counted of: 1, or the tokens of a quote.
     """
 
     haystack: int
     length: int
     kind: str
     depth: float
-    found: bool
+    found: int
     log_prob: float
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Retrieval:
     def found(
         self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)
     ) -> Mean:
-        """The retrieval accuracy: the share of correct answers.
+        """The retrieval accuracy: the share of correct answers, or of correct tokens of quotes.
 
         Args:
             length: The length of the prompts in tokens.
@@ -113,16 +121,22 @@ class Retrieval:
             RopepatchError: If there are no such questions.
         """
         return self._mean(
-            length, kind, depths, lambda answer: float(answer.found), share=True
+            length,
+            kind,
+            depths,
+            lambda answer: (answer.found, answer.parts),
+            share=True,
         )
 
-    def log_prob(self, length: int, kind: str | None = None) -> Mean:
+    def log_prob(
+        self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)
+    ) -> Mean:
         """The answer log-prob: the mean over the answers' tokens, in nats; see `found`.
 
         It is continuous, so it distinguishes models long before the accuracy does.
         """
         return self._mean(
-            length, kind, (0, 1), lambda answer: answer.log_prob, share=False
+            length, kind, depths, lambda answer: (answer.log_prob, 1), share=False
         )
 
     def depths(self, length: int, kind: str) -> list[float]:
@@ -152,12 +166,12 @@ class Retrieval:
         length: int,
         kind: str | None,
         depths: tuple[float, float],
-        value: Callable[[Answer], float],
+        value: Callable[[Answer], tuple[float, int]],
         *,
         share: bool,
     ) -> Mean:
         low, high = depths
-        values: defaultdict[int, list[float]] = defaultdict(list)
+        values: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
         for answer in self.answers:
             within = low < answer.depth <= high
             if answer.length == length and kind in (None, answer.kind) and within:
@@ -167,19 +181,21 @@ class Retrieval:
                 f"no questions at {length} tokens, kind {kind or 'any'}, depths {depths}",
                 hint=f"lengths: {self.lengths}; kinds: {', '.join(self.kinds)}",
             )
-        clusters = (
-            (math.fsum(values[key]), float(len(values[key]))) for key in sorted(values)
-        )
+        clusters = []
+        for key in sorted(values):
+            totals, weights = zip(*values[key], strict=True)
+            clusters.append((math.fsum(totals), float(sum(weights))))
         return Mean(tuple(clusters), share)
 
     def __repr__(self) -> str:
         lengths = self.lengths
         span = f"{lengths[0]} to {lengths[-1]} tokens, " if lengths else ""
-        kinds = (
-            f"{kind} {sum(answer.found for answer in of_kind)} of {len(of_kind)}"
-            for kind in self.kinds
-            for of_kind in [[answer for answer in self.answers if answer.kind == kind]]
-        )
+        found: Counter[str] = Counter()
+        parts: Counter[str] = Counter()
+        for answer in self.answers:
+            found[answer.kind] += answer.found
+            parts[answer.kind] += answer.parts
+        kinds = (f"{kind} {found[kind]} of {parts[kind]}" for kind in parts)
         return f"Retrieval({span}found: {', '.join(kinds)})"
 
     def __str__(self) -> str:
@@ -211,15 +227,17 @@ class Retrieval:
 
 
 def why_not_counted(
-    found: Mapping[int, Mean], *, keys: int, trained: int
+    found: Mapping[int, Mean], *, kind: str, keys: int, trained: int
 ) -> str | None:
     """The reason why a kind of question does not count; None if it counts.
 
     It counts if the unscaled model answers it better than by guessing within its original context length: the
-    interval of its accuracy, over all lengths within it, is above that of a guess among the keys.
+    interval of its accuracy, over all lengths within it, is above that of a guess among the keys; of quotes,
+    above half of the tokens.
 
     Args:
         found: The accuracy of the unscaled model, by length in tokens.
+        kind: The kind of the questions.
         keys: The number of questions of the kind at every length.
         trained: The original context length in tokens.
     """
@@ -227,6 +245,8 @@ def why_not_counted(
     if not within:
         return f"no such questions within {trained:,} tokens"
     chance = 1 / keys if keys > 1 else 0.0
+    if kind == QUOTE:
+        chance = GUESSED
     share = summed(within)
     low, high = share.interval()
     if low > chance:
@@ -272,10 +292,11 @@ def retrieve(
 
     The model processes each prompt once, up to the greatest length. At every length the questions are asked
     on its KV cache, by teacher forcing: an answer is correct if each of its tokens is the most probable one,
-    as in greedy decoding. The first answer of a run is checked against that to a whole prompt, at the least
-    and the greatest length (on a CPU, the greatest up to 16,384 tokens); with one key, at every length. If
-    they differ, or if the frequencies depend on the input length (stock `dynamic`, `longrope` with two sets
-    of factors), every prompt is processed whole, with a warning.
+    as in greedy decoding. Of a quote, each token counts by itself, after the true tokens before it. The first
+    answer of a run is checked against that to a whole prompt, at the least and the greatest length (on a CPU,
+    the greatest up to 16,384 tokens); with one key, at every length. If they differ, or if the frequencies
+    depend on the input length (stock `dynamic`, `longrope` with two sets of factors), every prompt is
+    processed whole, with a warning.
 
     Args:
         model: A causal language model of transformers, patched or not; put in eval mode, and back into its
@@ -284,8 +305,9 @@ def retrieve(
         lengths: The lengths of the prompts in tokens, answer included: `[4096, 8192]` or `"4k,8k"`.
         haystacks: The number of prompts; an interval needs at least three.
         keys: Questions of each kind per prompt and length.
-        kinds: Names from `ropepatch.data.haystack.KINDS`. None for `number`, `sentence`, `chain` and `fact`,
-            unless the tokenizer cannot write them or the least length is too short; a warning names those.
+        kinds: Names from `ropepatch.data.haystack.KINDS`. None for `quote`, `number` and `sentence` with
+            texts, else for `number`, `sentence`, `chain` and `fact`; without those that the tokenizer cannot
+            write or the least length is too short for, which a warning names.
         seed: The random seed of the prompts.
         texts: The text around the needles; None for the built-in filler.
         chat: Put prompt and question into the tokenizer's chat template.
@@ -464,8 +486,8 @@ class Reader:
         if read_once and (reason := self._reason()):
             self._read_whole(reason)
 
-    def answers(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]]:
-        """The length, kind, depth, correctness and log-prob of every answer."""
+    def answers(self, haystack: Haystack) -> list[Scored]:
+        """Score every answer."""
         if self._read_once:
             scored = self._cached(haystack)
             if scored is not None:
@@ -478,9 +500,7 @@ class Reader:
             for question in haystack.asked[length]
         ]
 
-    def _cached(
-        self, haystack: Haystack
-    ) -> list[tuple[int, str, float, bool, float]] | None:
+    def _cached(self, haystack: Haystack) -> list[Scored] | None:
         """The answers from the cache; None if the first ones differ from those to whole prompts."""
         pages = DynamicCache(config=self._model.config)
         lengths = [length for length in haystack.stops if haystack.asked[length]]
@@ -559,12 +579,14 @@ class Reader:
 
     def _scored(
         self, haystack: Haystack, length: int, question: Question, logits: Tensor
-    ) -> tuple[int, str, float, bool, float]:
+    ) -> Scored:
         answer = question.answer.to(logits.device)
         log_probs = logits.float().log_softmax(-1).gather(-1, answer[:, None])
-        found = bool((logits.argmax(-1) == answer).all())
+        right, parts = int((logits.argmax(-1) == answer).sum()), len(answer)
+        if question.kind != QUOTE:
+            right, parts = right // parts, 1
         depth = round(question.end / haystack.stops[length], 6)
-        return length, question.kind, depth, found, log_probs.mean().item()
+        return length, question.kind, depth, right, log_probs.mean().item(), parts
 
     def _reason(self) -> str | None:
         """The reason why the cache cannot be used; None if none is known."""

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.data.haystack import KINDS, Haystack, Haystacks
+from ropepatch.data.haystack import KINDS, QUOTE, Haystack, Haystacks
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import (
     Bos,
@@ -437,8 +437,9 @@ class RetrievalTask(Task):
     """Measure retrieval from long prompts.
 
     Args:
-        kinds: The kinds of questions; None for `number`, `sentence`, `chain` and `fact`, unless the tokenizer
-            cannot write them or the original length is too short, or for `passkey` if keys is 1.
+        kinds: The kinds of questions; None for `quote`, `number` and `sentence` in a text, else `number`,
+            `sentence`, `chain` and `fact`, without those that the tokenizer cannot write or the original
+            length is too short for; `passkey` if keys is 1.
         lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target length, without
             those too short for the keys. L is the original length.
         haystacks: The number of prompts; None for 10, or 20 of each length if keys is 1.
@@ -446,7 +447,7 @@ class RetrievalTask(Task):
             distinguish several keys.
         seed: The random seed of the prompts.
         text: The text around the keys: a file, a folder, a `datasets` id or a saved dataset; None for the
-            built-in filler.
+            built-in filler, or for the text of the command line if quotes are asked.
         field: The column or key that contains the text of a document.
         split: The split of a dataset.
         form: plain for a plain text prompt, chat for the chat template of the model.
@@ -537,6 +538,12 @@ class RetrievalTask(Task):
             )
         return texts
 
+    def with_text(self, text: str, field: str, split: str) -> RetrievalTask:
+        """The task with another text, if it quotes one."""
+        if QUOTE not in (self.kinds or ()):
+            return self
+        return self.model_copy(update={"text": text, "field": field, "split": split})
+
     def limited(self, limit: int) -> Task:
         """The task with at most ``limit`` prompts."""
         limited = self.model_copy()
@@ -581,7 +588,7 @@ class Prompts(Data):
 
 
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:
-    """The accuracy and the log-prob by kind and length, and the accuracy by depth.
+    """The accuracy and the log-prob by kind and length, and the accuracy by depth; of quotes both by half.
 
     A single kind also gets rows by length only; several kinds are never pooled.
     """
@@ -595,12 +602,17 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
         for at in places:
             measured += [("found", at, found), ("log_prob", at, log_prob)]
         depths = retrieval.depths(length, kind)
-        for number in range(DEPTHS):
-            low, high = number / DEPTHS, (number + 1) / DEPTHS
-            if any(low < depth <= high for depth in depths):
-                at = places[0] | {"depth": round((low + high) / 2, 3)}
-                found = retrieval.found(length, kind, (low, high))
-                measured.append(("found", at, found))
+        is_quote = kind == QUOTE
+        bins = 2 if is_quote else DEPTHS  # the far half and the near half
+        for number in range(bins):
+            between = number / bins, (number + 1) / bins
+            if not any(between[0] < depth <= between[1] for depth in depths):
+                continue
+            at = places[0] | {"depth": round(sum(between) / 2, 3)}
+            measured.append(("found", at, retrieval.found(length, kind, between)))
+            if is_quote:
+                half = retrieval.log_prob(length, kind, between)
+                measured.append(("log_prob", at, half))
     return rows_of(measured)
 
 

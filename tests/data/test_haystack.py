@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from tokenizer_makes import TOKENIZERS, whole_words
 from ropepatch.data.haystack import (
     DEFAULT,
     FACTS,
+    GIVEN,
     INTRO,
     PASSKEY,
     PEOPLE,
+    QUOTED,
     Haystack,
     Haystacks,
     sentences,
@@ -29,9 +32,17 @@ NOVEL = (
 )
 
 
+SETTINGS = {"lengths": LENGTHS, "count": 3, "keys": 3}
+
+
+@pytest.fixture(scope="module")
+def novel(shared):
+    file = shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt"
+    return file.read_text(encoding="utf-8")
+
+
 def haystacks_of(**changes) -> Haystacks:
-    settings = {"lengths": LENGTHS, "count": 3, "keys": 3, "kinds": DEFAULT}
-    return Haystacks(**settings | changes)
+    return Haystacks(**SETTINGS | {"kinds": DEFAULT} | changes)
 
 
 def made(name: str = "bundled", **changes) -> list[Haystack]:
@@ -192,22 +203,21 @@ def test_no_fact_shares_a_word_with_a_question():
 
 
 def test_default_question_kinds_that_do_not_fit_are_left_out_with_the_reason():
-    settings = {"lengths": LENGTHS, "count": 3, "keys": 3}
-    kept, left_out = Haystacks.by_default(whole_words(digits=""), 600, **settings)
+    kept, left_out = Haystacks.by_default(whole_words(digits=""), 600, **SETTINGS)
     assert (kept.kinds, list(left_out)) == (("fact",), ["number", "sentence", "chain"])
     assert "cannot write a question of the kind chain" in left_out["chain"]
-    kept, left_out = Haystacks.by_default(TOKENIZERS["bundled"](), 300, **settings)
+    kept, left_out = Haystacks.by_default(TOKENIZERS["bundled"](), 300, **SETTINGS)
     assert (kept.kinds, kept.lengths) == (("number", "sentence", "fact"), LENGTHS)
     assert "300 tokens has no room" in left_out["chain"]
     kept, left_out = Haystacks.by_default(
-        TOKENIZERS["bundled"](), 9000, **settings | {"keys": 33}
+        TOKENIZERS["bundled"](), 9000, **SETTINGS | {"keys": 33}
     )
     assert (
         left_out["sentence"]
         == "33 keys of the kind sentence take 61 at these lengths, there are 52"
     )
     with pytest.raises(RopepatchError, match="kind number"):
-        Haystacks.by_default(whole_words(digits=""), 30, **settings)
+        Haystacks.by_default(whole_words(digits=""), 30, **SETTINGS)
 
 
 def test_each_haystack_uses_one_of_the_user_texts_as_filler():
@@ -309,3 +319,59 @@ def test_tokenizers_that_cannot_write_or_separate_an_answer_are_rejected():
     neox = TOKENIZERS["neox"]()
     assert neox.unk_token_id == neox.bos_token_id
     assert made("neox", kinds=("number",))
+
+
+def induced(prompt: list[int]) -> int | None:
+    """The token after the earlier place of the last 16 tokens; None unless there is exactly one."""
+    last = prompt[-GIVEN:]
+    ends = range(GIVEN, len(prompt))
+    found = [prompt[end] for end in ends if prompt[end - GIVEN : end] == last]
+    return found[0] if len(found) == 1 else None
+
+
+@pytest.mark.parametrize("name", ["bundled", "llama2", "gpt2"])
+@pytest.mark.parametrize("chat", [("", " "), ("<s>User: ", "\nAssistant: ")])
+def test_a_quote_follows_from_the_one_passage_that_begins_with_its_prompt(
+    name, chat, novel
+):
+    kinds, texts = ("quote", "number"), [novel]
+    for haystack in made(
+        name, kinds=kinds, texts=texts, chat=chat, lengths=[900, 1900]
+    ):
+        for length, stop in haystack.stops.items():
+            quotes = [q for q in haystack.asked[length] if q.kind == "quote"]
+            assert len(quotes) == 3
+            for quote in quotes:
+                assert len(quote.answer) == QUOTED
+                prompt = [*haystack.ids[:stop].tolist(), *quote.ids.tolist()]
+                assert len(prompt) + QUOTED <= length
+                altered = list(prompt)
+                altered[quote.end - QUOTED : quote.end] = [0] * QUOTED
+                for token in quote.answer.tolist():
+                    assert induced(prompt) == token != induced(altered)
+                    prompt.append(token)
+                    altered.append(token)
+                passage = haystack.ids[quote.end - GIVEN - QUOTED : quote.end]
+                assert "The number of" not in TOKENIZERS[name]().decode(passage)
+
+
+def test_quotes_are_of_different_passages_in_both_halves_at_every_length(novel):
+    haystacks = made(kinds=("quote",), texts=[novel], keys=8, count=4)
+    for length in LENGTHS:
+        far = 0
+        for haystack in haystacks:
+            ends = sorted(quote.end for quote in haystack.asked[length])
+            assert all(two - one >= GIVEN + QUOTED for one, two in pairwise(ends))
+            far += sum(end <= haystack.stops[length] / 2 for end in ends)
+        assert 10 <= far <= 22  # of 32
+
+
+def test_a_text_that_repeats_itself_has_nothing_to_quote():
+    with pytest.raises(RopepatchError, match="the built-in filler has no passage"):
+        haystacks_of(kinds=("quote",))
+    with pytest.raises(RopepatchError, match="that begins as no other"):
+        made(kinds=("quote",), texts=["One two. " * 2000])
+    kept, left_out = Haystacks.by_default(
+        TOKENIZERS["bundled"](), 600, texts=["One two. " * 2000], **SETTINGS
+    )
+    assert (kept.kinds, list(left_out)) == (("number", "sentence"), ["quote"])

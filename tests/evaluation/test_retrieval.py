@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import ropepatch
-from ropepatch.data.haystack import Haystack, Question
+from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, retrieval
 from ropepatch.evaluation.intervals import Mean
@@ -515,8 +515,10 @@ def test_a_kind_counts_by_all_lengths_within_the_original_one_together():
         Mean.of([[float(n < right), 1.0] for n in range(20)], share=True)
         for right in (10, 5)
     )
-    assert why_not_counted({64: lucky}, keys=4, trained=128) is None
-    reason = why_not_counted({64: lucky, 128: unlucky, 256: lucky}, keys=4, trained=128)
+    assert why_not_counted({64: lucky}, kind="number", keys=4, trained=128) is None
+    reason = why_not_counted(
+        {64: lucky, 128: unlucky, 256: lucky}, kind="number", keys=4, trained=128
+    )
     assert reason is not None
     assert reason.startswith(
         "within 128 tokens the unscaled model answers 15 of 40 (95 % interval "
@@ -543,3 +545,43 @@ def test_rows_are_by_length_by_kind_and_by_depth():
     ]
     facts = Retrieval(tuple(answer for answer in SOME.answers if answer.kind == "fact"))
     assert {"length": 64} in [row.at for row in retrieval_rows(facts)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", [None, "yarn"])
+def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared, method):
+    """Token by token: each after all true tokens before it, from its own pass over the whole prompt."""
+    model, tokenizer = tiny
+    novel = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text()
+    plan = Haystacks(
+        lengths=[300, 500], count=3, keys=2, kinds=("quote",), texts=[novel]
+    )
+    made = list(plan.make(tokenizer))
+    rights: dict[tuple[int, bool], list[list[float]]] = {}
+    with ropepatch.patch(model, method, to=512) if method else nullcontext():
+        asked = ask(model, made)
+        for answer in asked.answers:
+            haystack = made[answer.haystack]
+            stop = haystack.stops[answer.length]
+            (quote,) = [
+                one
+                for one in haystack.asked[answer.length]
+                if round(one.end / stop, 6) == answer.depth
+            ]
+            ids = [*haystack.ids[:stop].tolist(), *quote.ids.tolist()]
+            log_probs, right = [], 0
+            for token in haystack.ids[quote.end - 32 : quote.end].tolist():
+                logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+                log_probs.append(logits.log_softmax(-1)[token].item())
+                right += int(logits.argmax()) == token
+                ids.append(token)
+            assert (answer.found, answer.parts) == (right, 32)
+            assert answer.log_prob == pytest.approx(sum(log_probs) / 32, abs=1e-4)
+            half = rights.setdefault((answer.length, quote.end > stop / 2), [])
+            half.append([answer.haystack, right])
+    for row in retrieval_rows(asked):
+        if row.measure == "found" and "depth" in row.at:
+            half = rights.pop((row.at["length"], row.at["depth"] > 0.5))
+            assert row.mean.weight == 32 * len(half)
+            assert row.mean.value == sum(right for _, right in half) / row.mean.weight
+    assert not rights

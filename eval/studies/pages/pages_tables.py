@@ -143,7 +143,7 @@ class Outcome:
                 for n in self.within
             }
             reasons[kind] = why_not_counted(
-                shares if base else {}, keys=keys, trained=self.window
+                shares if base else {}, kind=kind, keys=keys, trained=self.window
             )
         return {kind: reason for kind, reason in reasons.items() if reason}
 
