@@ -443,16 +443,14 @@ class Named(Settings):
         return [key for key, default in cls.defaults().items() if default is ...]
 
     @classmethod
-    def refuse_unknown(
-        cls, parameters: Iterable[object], *, arguments: Iterable[str] = ()
-    ) -> None:
+    def refuse_unknown(cls, parameters: Iterable[object]) -> None:
         """Raise a `RopepatchError` for an unknown parameter; the hint suggests the nearest name."""
         known = cls.defaults()
         for parameter in parameters:
             if parameter not in known:
                 raise RopepatchError(
                     f"{cls.name} has no parameter {shown(parameter)}",
-                    hint=nearest(parameter, [*known, *arguments]) or cls._list(),
+                    hint=nearest(parameter, known) or cls._list(),
                 )
 
     def parameters(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.record import Record, stated_by_card
 from ropepatch.extension.record import read as read_record
+from ropepatch.files import json_text
 from ropepatch.probing import reading as readings
 from ropepatch.probing.judging import judge
 from ropepatch.probing.reading import source_ids
@@ -115,7 +116,7 @@ def planned(file: Path) -> None:
             file.parent, file.parent / "out", to="4x", method="yarn", dry_run=True
         )
         shown += [str(dry.plan), dry.outcome()]
-        as_json += [dry.plan.to_json(), dry.to_json()]
+        as_json += [json_text(dry.plan.to_dict()), json_text(dry.to_dict())]
     finally:
         assert not re.search(
             r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "".join(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import ropepatch
 from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
 from ropepatch.errors import arguments_written
+from ropepatch.files import json_text
 from ropepatch.progress import WEIGHTS, bar, no_bar, say_on_stderr, silent
 
 GROUP = Group("Inspect", sort_key=3)
@@ -51,12 +53,11 @@ def plan(
     )
     if engine is not None:
         from ropepatch.extension.serving import serving
-        from ropepatch.files import json_text
 
         served = serving(planned, engine)
-        print(json_text(served.to_dict()) if as_json else served)
+        print(json_text(asdict(served)) if as_json else served)
         return
-    print(planned.to_json()) if as_json else print_text(str(planned))
+    print(json_text(planned.to_dict())) if as_json else print_text(str(planned))
 
 
 @command(

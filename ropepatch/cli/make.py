@@ -14,6 +14,7 @@ import ropepatch
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.files import json_text
 from ropepatch.processes import is_first
 from ropepatch.progress import WEIGHTS, bar, say_on_stderr
 
@@ -77,7 +78,9 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
     """Print a checkpoint, or the plan of a dry run, and the errors that would stop it."""
     if not is_first():
         return
-    print(extension.to_json()) if as_json else print_text(extension.outcome())
+    print(json_text(extension.to_dict())) if as_json else print_text(
+        extension.outcome()
+    )
     if found := extension.obstacles:
         hints = dict.fromkeys(obstacle.hint for obstacle in found if obstacle.hint)
         raise RopepatchError("; ".join(map(str, found)), hint="; ".join(hints))
@@ -137,7 +140,6 @@ def export(
         revision: The branch, tag or commit of a Hub id.
     """
     from ropepatch.extension import record as records
-    from ropepatch.files import json_text
     from ropepatch.verbs.inputs import default_folder
 
     if not fold_attention:
@@ -168,8 +170,6 @@ def export(
 )
 def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None:
     """Run the same command again to resume an interrupted push."""
-    from ropepatch.files import json_text
-
     pushed = ropepatch.push(folder, repo, **asked, say=say_on_stderr)
     if as_json:
         print(json_text(_pushed_data(pushed)))

@@ -209,7 +209,7 @@ def demo(
     extension = ropepatch.extend("tiny", out, to="2k", **how)
     results = ropepatch.evaluate(extension, "demo", **how)
     if as_json:
-        print((extension / "ropepatch.json").read_text(encoding="utf-8"), end="")
+        print((extension.folder / "ropepatch.json").read_text(encoding="utf-8"), end="")
     else:
         print_text("\n".join(_before_and_after(extension, results)))
 

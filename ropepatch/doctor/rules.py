@@ -732,6 +732,7 @@ def _decides(rope: Stated) -> bool:
     "remark",
     "right for Vicuna and LongChat; deepseek-coder states the extended length",
     "NVIDIA-NeMo/Safe-Synthesizer/pull/623",
+    plans=True,
 )
 def multiplied_length(facts: Facts) -> Iterator[Finding]:
     """Linear scaling whose stated length vLLM multiplies by the factor."""

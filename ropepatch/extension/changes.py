@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, singledispatch
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -67,42 +67,25 @@ class Change:
     tables: Mapping[str, list[float] | None] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
 
-    def limited_to(self, layers: Iterable[int] | None) -> Change:
+    def limited_to(self, layers: list[int] | None) -> Change:
         """Return the change of a position remapping that only some layers have; None for all."""
-        described = self.keys[KEY] | {
-            "layers": None if layers is None else list(layers)
-        }
+        described = self.keys[KEY] | {"layers": layers}
         return replace(self, keys={**self.keys, KEY: described})
 
 
-@singledispatch
 def change_of(method: Method, config: Config | GgufModel, target: int) -> Change:
     """Return the change that extends a model to a target length, in tokens.
 
     Raises:
         RopepatchError: If the files of the model cannot express the method.
     """
-    raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
-
-
-@change_of.register(Scaling)
-def _of_scaling(method: Scaling, config: Config | GgufModel, target: int) -> Change:
     if isinstance(config, GgufModel):
         return _gguf_change(config, method, target)
     if (stated := config.tied_yarn) and not isinstance(method, YaRN):
         raise _tied(config, method, stated)
-    return scaling_change(config, method, target)
-
-
-@change_of.register(Remapping)
-def _of_remapping(method: Remapping, config: Config | GgufModel, target: int) -> Change:
-    if isinstance(config, GgufModel):
-        raise RopepatchError(
-            f"a GGUF file cannot contain {method.name}: it is a position remapping",
-            hint="extend the safetensors checkpoint, or use another method",
-        )
-    if stated := config.tied_yarn:
-        raise _tied(config, method, stated)
+    if isinstance(method, Scaling):
+        return scaling_change(config, method, target)
+    assert isinstance(method, Remapping)
     check_mappable(config.skeleton, config.window)
     unscaled = scaling_change(
         config, make_scaling("none", factor=target / config.window), target
@@ -175,26 +158,20 @@ def _candidates(
     """Yield the changes of config.json for each form of a scaling, with and without the older keys."""
     by_layer = differs_by_layer(config.text)  # whose class is newer than those keys
     nulls = {"rope_scaling"} if config.model_type in SCALED_BY_DEFAULT else set()
-    for saved in _forms(config, scaling, target, static):
-        keys = _keys_of(config, saved.rope_parameters, target)
-        older_keys = (
-            [] if by_layer else [legacy_keys(config.stated, saved.rope_parameters)]
-        )
+    for parameters, frequencies in _forms(config, scaling, target, static):
+        keys = _keys_of(config, parameters, target)
+        older_keys = [] if by_layer else [legacy_keys(config.stated, parameters)]
         for older in (*older_keys, {"rope_scaling": None}):
             kept = {
                 key: value
                 for key, value in older.items()
                 if value is not None or key in config.stated.keys() | nulls
             }
-            yield Change(keys | kept, saved.frequencies)
+            yield Change(keys | kept, frequencies)
 
 
-@dataclass(frozen=True)
-class SavedRope:
-    """`rope_parameters`, and the exact frequencies that stock transformers computes from them."""
-
-    rope_parameters: dict[str, Any]
-    frequencies: Frequencies
+# `rope_parameters`, and the exact frequencies that stock transformers computes from them
+SavedRope = tuple[dict[str, Any], Frequencies]
 
 
 def saved_ropes(
@@ -213,7 +190,7 @@ def saved_ropes(
         to: The new max_position_embeddings, in tokens.
     """
     if isinstance(scaling, Unscaled) and current.get("rope_type") in KEPT_AT_ANY_LENGTH:
-        yield SavedRope(dict(current), scaling.frequencies(rope))
+        yield dict(current), scaling.frequencies(rope)
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = (
         {"partial_rotary_factor"}
@@ -246,15 +223,13 @@ def saved_ropes(
             parameters |= (
                 _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
             )
-        yield SavedRope(parameters, scaling.frequencies(rope, length))
+        yield parameters, scaling.frequencies(rope, length)
     elif current.get("rope_type") == "proportional":
         yield from _proportional(scaling, rope, current)
     elif scaling.name == current.get("rope_type") == "linear":
         both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
-        yield SavedRope(
-            own | {"rope_theta": rope.rope_theta} | both | kept,
-            scaling.frequencies(rope),
-        )
+        parameters = own | {"rope_theta": rope.rope_theta} | both | kept
+        yield parameters, scaling.frequencies(rope)
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
 
@@ -268,13 +243,10 @@ def _proportional(
         factor = current.get("factor", 1.0) * (
             scaling.factor if scaling.name == "linear" else 1.0
         )
-        yield SavedRope(
-            current | ({"factor": factor} if factor != 1 else {}), frequencies
-        )
+        yield current | ({"factor": factor} if factor != 1 else {}), frequencies
     elif scaling.name == "ntk" and not rope.is_scaled:
-        yield SavedRope(
-            current | {"rope_theta": ntk_theta(rope, scaling.factor)}, frequencies
-        )
+        theta = ntk_theta(rope, scaling.factor)
+        yield current | {"rope_theta": theta}, frequencies
 
 
 def as_longrope(
@@ -297,7 +269,7 @@ def as_longrope(
         torch.tensor(ratios, dtype=torch.float32, device="cpu")
         * rope.rope_theta ** rope.exponents()
     )
-    return SavedRope(parameters, Frequencies(inv_freq, a))
+    return parameters, Frequencies(inv_freq, a)
 
 
 def _lengths(
@@ -344,9 +316,9 @@ def _forms(
     kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {
         "factor": to / current[ORIGINAL]
     }
-    for saved in forms:  # only `longrope`, since it is scaled already
-        mscales = _mscales(saved.frequencies.attention_factor)
-        yield replace(saved, rope_parameters=saved.rope_parameters | kept | mscales)
+    for parameters, frequencies in forms:  # `longrope`, since it is scaled already
+        mscales = _mscales(frequencies.attention_factor)
+        yield parameters | kept | mscales, frequencies
 
 
 def _keys_of(config: Config, parameters: dict[str, Any], to: int) -> dict[str, Any]:
@@ -375,12 +347,17 @@ def _keys_of(config: Config, parameters: dict[str, Any], to: int) -> dict[str, A
 # A scaling in a GGUF file
 
 
-def _gguf_change(model: GgufModel, scaling: Scaling, target: int) -> Change:
+def _gguf_change(model: GgufModel, scaling: Method, target: int) -> Change:
     """Return the metadata and tables from which llama.cpp computes a scaling.
 
     Raises:
         RopepatchError: If it cannot compute it in this architecture.
     """
+    if not isinstance(scaling, Scaling):
+        raise RopepatchError(
+            f"a GGUF file cannot contain {scaling.name}: it is a position remapping",
+            hint="extend the safetensors checkpoint, or use another method",
+        )
     if scaling.length_dependent:
         raise RopepatchError(
             f"a GGUF file cannot contain {scaling.name}: its frequencies depend on the length",
@@ -388,7 +365,11 @@ def _gguf_change(model: GgufModel, scaling: Scaling, target: int) -> Change:
         )
     rope = model.find_equivalent(scaling)
     if rope is None:
-        raise _unsupported(model, scaling)
+        raise RopepatchError(
+            f"llama.cpp's {model.architecture} does not support this {scaling.name}, only freq_base, "
+            f"linear and YaRN with betas {BETAS[0]:g} and {BETAS[1]:g}",
+            hint="use another method or its defaults, or extend the safetensors checkpoint",
+        )
     metadata = _metadata(model, rope, target)
     check_numbers(metadata)
     tables: dict[str, list[float] | None] = {}
@@ -431,24 +412,6 @@ def _metadata(
         if key in file.fields if value is None else held != value:
             changed[key] = value
     return changed
-
-
-def _unsupported(model: GgufModel, scaling: Scaling) -> RopepatchError:
-    """Make the error of a scaling that llama.cpp cannot compute, with the methods that it can."""
-    can = []
-    for name in ("yarn", "linear", "ntk"):
-        other = make_scaling(name, factor=scaling.factor)
-        if (other.composes or not model.rope.is_scaled) and model.find_equivalent(
-            other
-        ):
-            can.append(argument("method", name))
-    return RopepatchError(
-        f"llama.cpp's {model.architecture} does not support this {scaling.name}, only freq_base, "
-        f"linear and YaRN with betas {BETAS[0]:g} and {BETAS[1]:g}",
-        hint=f"use {' or '.join(can)}, without further parameters"
-        if can
-        else "extend the safetensors checkpoint for another engine",
-    )
 
 
 # A plan
@@ -507,7 +470,7 @@ class Planned:
             raise changed_since(self.source.name)
         return source
 
-    @cached_property
+    @property
     def factor(self) -> float:
         """The scaling factor: the target length over the original one, unless the method sets another."""
         return self.method.factor_for(self.source.config.window, self.target)
@@ -520,7 +483,7 @@ class Planned:
         """
         return {**self.change.keys, **self.change.tables}
 
-    @cached_property
+    @property
     def before(self) -> dict[str, Any]:
         """The current values of the keys in `changes`, where set."""
         return self.source.config.held(self.changes)
@@ -532,11 +495,7 @@ class Planned:
             return {}
         return self.config.site.of(self.change.keys["rope_parameters"])
 
-    def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of config.json after the extension."""
-        return self.config.read_from(raw).changed(self.change.keys).raw
-
-    @cached_property
+    @property
     def length_dependent(self) -> bool:
         """Whether the saved frequencies depend on the sequence length."""
         return self.method.length_dependent or switches(self.rope_parameters)
@@ -552,11 +511,3 @@ class Planned:
     def frequencies(self) -> Frequencies:
         """Return the frequencies of the patched model, bit-identical to those of the reloaded checkpoint."""
         return self.patched.frequencies
-
-    @cached_property
-    def scales_only_local(self) -> bool:
-        """Whether it scales a model in which only sliding-window layers use RoPE."""
-        local = self.source.config.local_rope
-        return (
-            local is not None and not local.shared and self.method.changes_frequencies
-        )

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension.changes import Planned
+from ropepatch.extension.planning import Plan
+from ropepatch.extension.record import Record, Verdict
+from ropepatch.extension.writing import Written
 from ropepatch.files import absent, check_space, disk_error, whole_file
 from ropepatch.model.checkpoint import changed_since
 from ropepatch.model.gguf import GgufModel, same_frequencies
@@ -36,28 +38,23 @@ def check_place(source: GgufModel, out: str | Path) -> Path:
     return file
 
 
-def extend(
-    plan: Planned, planned: GgufModel, out: str | Path, progress: Progress | None = None
-) -> tuple[Path, str]:
+def write(
+    plan: Plan, source: GgufModel, out: str | Path, progress: Progress | None = None
+) -> Written:
     """Write the file of a plan for a model, and compare it with the source before renaming it.
-
-    Returns:
-        The file, and a description of the comparison.
 
     Raises:
         RopepatchError: If the file exists or cannot be written, or the source has changed.
     """
-    file = check_place(planned, out)
+    file, planned = check_place(source, out), source
     source = GgufModel.find(planned.name, planned.original)
     keys = plan.change.keys
     tensors = {
         name: None if table is None else np.array(table, dtype=np.float32)
         for name, table in plan.change.tables.items()
     }
-    if (
-        source.rope != planned.rope
-        or source.file.fields.keys() != planned.file.fields.keys()
-    ):
+    fields = source.file.fields
+    if source.rope != planned.rope or fields.keys() != planned.file.fields.keys():
         raise changed_since(planned.name)
     try:
         with whole_file(file, new=True) as partial:
@@ -65,10 +62,8 @@ def extend(
             written = GgufFile.open(partial)
             source.file.check_copy(written, keys, tensors)
             reloaded = GgufModel.of(written)
-            if not same_frequencies(
-                reloaded.gguf_rope.frequencies(reloaded.rotary_dim),
-                plan.change.frequencies,
-            ):
+            computed = reloaded.gguf_rope.frequencies(reloaded.rotary_dim)
+            if not same_frequencies(computed, plan.change.frequencies):
                 raise RopepatchError(
                     f"{file} does not have the planned RoPE",
                     hint="the file was deleted",
@@ -77,7 +72,10 @@ def extend(
         raise disk_error(error, file) from error
     kept = len(written.fields) - sum(value is not None for value in keys.values())
     same = len(written.tensors.keys() - tensors.keys())
-    return (
-        file,
-        f"{same} tensors and {kept} keys are byte-identical, {len(keys) + len(tensors)} changed",
+    verdict = Verdict(
+        frequencies="equal",
+        logits=f"{same} tensors and {kept} keys are byte-identical, {len(keys) + len(tensors)} changed",
+        compared=False,
+        difference=None,
     )
+    return Written(file, Record.of(plan, verified=verdict))

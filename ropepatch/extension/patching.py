@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
-from functools import singledispatch
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +16,7 @@ from ropepatch.attention.remapped import Remapped, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import ACROSS_LAYERS
-from ropepatch.extension.planning import Plan, check_layers, plan_method
-from ropepatch.extension.record import stated_by_card
+from ropepatch.extension.planning import Plan, check_global, plan_method
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint, InMemory
 from ropepatch.model.config import (
     ORIGINAL,
@@ -38,10 +35,8 @@ from ropepatch.model.rotary import (
     own_configs,
 )
 from ropepatch.scaling import METHODS, Scaling
-from ropepatch.scaling.rope import Method
 from ropepatch.settings import Length
 
-logger = logging.getLogger("ropepatch")
 # The keys of a patched model's configuration, which `save_pretrained` writes
 KEPT = "rope_parameters", ORIGINAL, "head_dim", SEQUENCE, ACROSS_LAYERS
 
@@ -101,7 +96,11 @@ class Patch(Substitution[ScaledRope]):
     @property
     def plan(self) -> Plan:
         """The active plan."""
-        return self._active().plan
+        if not self.in_force:
+            raise RopepatchError(
+                "this patch was removed", hint="call ropepatch.patch again"
+            )
+        return self._substitute.plan
 
     def record(self, folder: str | Path) -> None:
         """Write `ropepatch.json` into the folder of an adapter that another trainer saved.
@@ -123,57 +122,20 @@ class Patch(Substitution[ScaledRope]):
                 hint="save the adapter there first with save_pretrained",
             )
         source = plan.checkpoint()
-        origin: dict[str, Any] = {"base": stated_by_card(source.folder)}
-        if records.exists(source.folder):
-            origin["earlier"] = records.read(source.folder)
-        records.write(
-            place, records.Record.of(plan, base_weights=source.fingerprint, **origin)
-        )
+        origin = records.history(source.folder)
+        made = records.Record.of(plan, base_weights=source.fingerprint, **origin)
+        records.write(place, made)
 
     def _undo(self) -> None:
-        rope = self._substitute
-        _set_softmax(self.model, rope.softmax)
-        logger.info(
-            "%s: rope %s -> stock", type(self.model).__name__, rope.plan.method.name
-        )
-
-    def _active(self) -> ScaledRope:
-        if not self.in_force:
-            raise RopepatchError(
-                "this patch was removed", hint="call ropepatch.patch again"
-            )
-        return self._substitute
+        _set_softmax(self.model, self._substitute.softmax)
 
 
-@overload
-def patch(
-    model: nn.Module,
-    method: Plan | Scaling,
-    *,
-    original: Length | None = None,
-    layers: Literal["sliding"] | None = None,
-) -> Patch: ...
-@overload
-def patch(
-    model: nn.Module, method: Remapping, *, to: Length, original: Length | None = None
-) -> Remapped: ...
-@overload
-def patch(
-    model: nn.Module,
-    method: str = "yarn",
-    *,
-    to: Length | None = None,
-    original: Length | None = None,
-    layers: Literal["sliding"] | None = None,
-    **parameters: Any,
-) -> Patch | Remapped: ...
 def patch(
     model: nn.Module,
     method: Plan | Scaling | Remapping | str = "yarn",
     *,
     to: Length | None = None,
     original: Length | None = None,
-    layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Remapped:
     """Apply a RoPE scaling or a position remapping to one loaded model, in memory and reversibly.
@@ -187,7 +149,6 @@ def patch(
             remapping; or the name of one, or a scaling file.
         to: The target length, as in `plan`, for a method given by its name and for a position remapping.
         original: The original context length, as in `plan`.
-        layers: As in `plan`.
         **parameters: The parameters of a method given by its name.
 
     Returns:
@@ -198,7 +159,7 @@ def patch(
     """
     base = base_model(model)
     check_rope(base)
-    return put(base, _planned(base, method, to, original, layers, parameters))
+    return put(base, _planned(base, method, to, original, parameters))
 
 
 def _planned(
@@ -206,44 +167,34 @@ def _planned(
     method: Plan | Scaling | Remapping | str,
     to: Length | None,
     original: Length | None,
-    layers: str | None,
     parameters: dict[str, Any],
 ) -> Plan:
     """Return the plan for the arguments of `patch`."""
-    if isinstance(method, Plan):
-        if parameters or (to, original, layers) != (None, None, None):
-            raise RopepatchError(
-                "a plan already sets target, method, parameters, original and layers",
-                hint="pass the method, or only the plan",
-            )
-        _check_same(method.config, Config.of(base, method.config.original))
-        return method
-    if isinstance(method, Scaling | Remapping | str):
-        source = InMemory.of(base, original)
-        return check_layers(plan_method(source, method, parameters, to), layers)
-    raise RopepatchError(
-        f"patch needs a plan, a method, or a method's name with its target and parameters, got {method!r}",
-        hint="call ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
-    )
+    if not isinstance(method, Plan):
+        made = plan_method(InMemory.of(base, original), method, parameters, to)
+        check_global(made)
+        return made
+    if parameters or (to, original) != (None, None):
+        raise RopepatchError(
+            "a plan already sets target, method, parameters and original",
+            hint="pass the method, or only the plan",
+        )
+    planned, here = method.config, Config.of(base, method.config.original)
+    same_class = planned.site.rotary_class is here.site.rotary_class
+    if not same_class or planned.rope != here.rope:
+        raise RopepatchError(
+            f"the plan is for another model: {method.source.name} ({planned.model_type}) has other RoPE "
+            "parameters",
+            hint="plan this model: ropepatch.plan(model, to=...)",
+        )
+    return method
 
 
 def put(model: PreTrainedModel, plan: Plan) -> Patch | Remapped:
     """Apply a plan to a model that was loaded from its source, or that has the same RoPE."""
-    return _put(plan.method, model, plan)
-
-
-@singledispatch
-def _put(method: Method, model: PreTrainedModel, plan: Plan) -> Patch | Remapped:
-    raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
-
-
-@_put.register(Remapping)
-def _put_remapping(method: Remapping, model: PreTrainedModel, plan: Plan) -> Remapped:
-    return remap_positions(model, method, to=plan.target, original=plan.config.original)
-
-
-@_put.register(Scaling)
-def _put_scaling(method: Scaling, model: PreTrainedModel, plan: Plan) -> Patch:
+    if isinstance(plan.method, Remapping):
+        original = plan.config.original
+        return remap_positions(model, plan.method, to=plan.target, original=original)
     keys, config = plan.patched.keys, plan.config
     # Of another class with the same decoder, it differs from the plan's
     path = find_rotary(model).path
@@ -267,8 +218,6 @@ def _put_scaling(method: Scaling, model: PreTrainedModel, plan: Plan) -> Patch:
         for key, value in changes.items():
             setattr(text_config(model.config), key, value)
     model.set_submodule(path, rope)
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("%s: rope stock -> %s", type(model).__name__, rope.extra_repr())
     return Patch(model, path, rope)
 
 
@@ -286,24 +235,6 @@ def active(model: nn.Module) -> Patch | None:
     base = base_model(model)
     place = find_substitute(base, ScaledRope)
     return None if place is None else Patch(base, *place)
-
-
-def _check_same(planned: Config, here: Config) -> None:
-    facts = {
-        name: {
-            "model type": one.model_type,
-            "rotary class": one.site.rotary_class.__name__,
-        }
-        | vars(one.rope)
-        for name, one in (("planned", planned), ("here", here))
-    }
-    for what, value in facts["here"].items():
-        if facts["planned"][what] != value:
-            raise RopepatchError(
-                f"the plan is for another model: its {what} is {facts['planned'][what]}, this model's is "
-                f"{value}",
-                hint="plan this model: ropepatch.plan(model, to=...)",
-            )
 
 
 def plan_of_record(record: records.Record, source: Checkpoint) -> Plan:

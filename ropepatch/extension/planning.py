@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.doctor.rules import THETA_KEYS, check_agreement, explained, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain
-from ropepatch.extension.changes import ACROSS_LAYERS, Planned, Source
+from ropepatch.extension.changes import Planned, Source
 from ropepatch.extension.engines import Engine, support_of
 from ropepatch.extension.serving import Serving, serving
 from ropepatch.extension.text import plan_text
-from ropepatch.files import is_gguf, json_text, read_json
+from ropepatch.files import is_gguf
 from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
-from ropepatch.model.checkpoint import RECORD as RECORD
 from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.config import (
     DUAL_CHUNK,
     ORIGINAL,
-    SEQUENCE,
     Config,
-    check_dequantised,
-    differs_by_layer,
     dual_chunk_original,
-    quantization_of,
-    stated_window,
     switches,
 )
 from ropepatch.model.gguf import FREQS, GgufModel
 from ropepatch.scaling import METHODS, Scaling, YaRN
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import shared_temperature
-from ropepatch.scaling.rope import LONGEST, Method, Rope
+from ropepatch.scaling.rope import Method, Rope
 from ropepatch.settings import (
-    MAX_NUMBER,
     Length,
-    number_of,
     refuse_unknown,
     short_length,
-    shown,
 )
 
 
@@ -69,7 +59,7 @@ class Plan(Planned):
     @cached_property
     def engines(self) -> list[Engine]:
         """The engines' support of the extended model, and the evidence for it."""
-        return support_of(self.method, self)
+        return support_of(self)
 
     def serving(self, engine: str) -> Serving:
         """Return how to serve the plan with vllm, sglang, llama.cpp, ollama or mlx-lm."""
@@ -77,15 +67,11 @@ class Plan(Planned):
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data, as in `ropepatch.json` and `ropepatch plan --json`."""
-        config = self.source.config
-        original, rope, frequencies = (
-            config.original_window,
-            config.rope,
-            self.frequencies(),
-        )
+        source, config, rope = self.source, self.source.config, self.source.config.rope
+        original, frequencies = config.original_window, self.frequencies()
         return {
-            "model": self.source.name,
-            "revision": self.source.revision,
+            "model": source.name,
+            "revision": source.revision,
             "model_type": config.model_type,
             "method": self.method.name,
             "factor": self.factor,
@@ -108,24 +94,10 @@ class Plan(Planned):
             "warnings": list(self.warnings),
         }
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self.to_dict() == other.to_dict()
-
-    __hash__ = None  # type: ignore[assignment]  # compared as a dictionary
-
-    def to_json(self) -> str:
-        """Return `to_dict` as JSON text."""
-        return json_text(self.to_dict())
-
     def __str__(self) -> str:
         return plan_text(self, self.engines, self.warnings)
 
-    def __repr__(self) -> str:
-        window = self.source.config.window
-        return f"Plan({self.source.name}: {window} -> {self.target} tokens, {self.method.name})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    __repr__ = __str__
 
 
 def plan(
@@ -134,7 +106,6 @@ def plan(
     *,
     method: str | Path | Scaling | Remapping = "yarn",
     original: Length | None = None,
-    layers: Literal["sliding"] | None = None,
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
@@ -149,8 +120,6 @@ def plan(
         method: A name from `ropepatch methods`, or a scaling file such as scaling.json.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
-        layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
-            refuses it.
         revision: The branch, tag or commit of a Hub id.
         **parameters: A parameter of the method; see `ropepatch methods NAME`. The factor of a scaling
             replaces target / original, and sets the target if `to` is not given. For a model that is already
@@ -160,32 +129,23 @@ def plan(
         RopepatchError: If the model, the target or the method does not allow it.
     """
     if parameters and not isinstance(method, Method):
-        check_method(
-            str(method),
-            parameters,
-            arguments=("to", "method", "original", "layers", "revision"),
-        )
-    source = find_source(model, revision, original)
-    return check_layers(plan_method(source, method, parameters, to), layers)
-
-
-def find_source(
-    model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
-    revision: str | None = None,
-    original: Length | None = None,
-) -> Source:
-    """Return what a user names to be extended: a folder, a Hub id, a GGUF file, or a model in memory."""
+        check_method(str(method), parameters)
+    source: Source
     if not isinstance(model, str | os.PathLike):
-        return InMemory.of(model, original)
-    if not is_gguf(model):
+        source = InMemory.of(model, original)
+    elif not is_gguf(model):
         place = model if isinstance(model, str) else Path(model)
-        return Checkpoint.find(place, revision, original=original)
-    if revision is not None:
+        source = Checkpoint.find(place, revision, original=original)
+    elif revision is None:
+        source = GgufModel.find(os.fspath(model), original)
+    else:
         name = argument("revision")
         raise RopepatchError(
             f"{name} does not apply to a GGUF file", hint=f"drop {name}"
         )
-    return GgufModel.find(os.fspath(model), original)
+    planned = plan_method(source, method, parameters, to)
+    check_global(planned)
+    return planned
 
 
 def plan_method(
@@ -227,32 +187,19 @@ def method_for(
             return method, round(method.factor * config.window)
         return method, config.target(to, source.name)
     method = str(method)
-    file = read_scaling(method, extra=parameters) if is_scaling_file(method) else None
-    if file:
+    if is_scaling_file(method):
+        file = read_scaling(method, extra=parameters)
         target = file.target if to is None else config.target(to, source.name)
         file.check_model(method, config.rope, source.name, target)
         return file.scaling, target
+    found = find_method(method)
     if to is None and "factor" in parameters:
-        to = _of_factor(config.window, parameters["factor"])
-    found, target = find_method(method), config.target(to, source.name)
+        factor = found(**parameters).factor_for(config.window, config.window)
+        to = round(factor * config.window)
+    target = config.target(to, source.name)
     if (stated := config.tied_yarn) and issubclass(found, YaRN):
         parameters = {**_as_stated(stated, target / config.window), **parameters}
     return found.for_target(config.rope, target, parameters), target
-
-
-def _of_factor(window: int, factor: object) -> int:
-    """Return the target length that a factor gives, in tokens."""
-    number = number_of(factor)
-    if (
-        isinstance(number, bool)
-        or not isinstance(number, int | float)
-        or not 1 <= number <= MAX_NUMBER
-    ):
-        raise RopepatchError(
-            f"factor must be a number from 1 to {MAX_NUMBER:g}, got {shown(factor)}",
-            hint="it is the target length over the original length",
-        )
-    return round(float(number) * window)
 
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -262,11 +209,8 @@ def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
     }
     if not yarn.get("mscale"):
         return kept
-    return kept | {
-        "attention_factor": shared_temperature(
-            factor, yarn["mscale"], yarn["mscale_all_dim"]
-        )
-    }
+    temperature = shared_temperature(factor, yarn["mscale"], yarn["mscale_all_dim"])
+    return kept | {"attention_factor": temperature}
 
 
 def plan_by(source: Source, method: Method, target: int) -> Plan:
@@ -276,51 +220,33 @@ def plan_by(source: Source, method: Method, target: int) -> Plan:
     return made
 
 
-def check_layers(plan: Plan, layers: str | None) -> Plan:
-    """Return the plan; raise if only sliding-window layers use RoPE, unless `layers` requests that."""
+def check_global(plan: Planned) -> None:
+    """Raise if a plan scales a model in which only sliding-window layers use RoPE."""
     local = plan.source.config.local_rope
-    if layers not in (None, "sliding"):
-        name = argument("layers")
-        raise RopepatchError(
-            f"{name} must be sliding, got {shown(layers)}", hint=f"drop {name}"
-        )
-    if layers and (local is None or local.shared):
-        raise RopepatchError(
-            f"{argument('layers', 'sliding')} needs a model that uses RoPE in sliding-window layers only; "
-            f"{plan.source.name} does not",
-            hint=f"drop {argument('layers')}",
-        )
-    if local and plan.scales_only_local and not layers:
+    if local and not local.shared and plan.method.changes_frequencies:
         raise RopepatchError(
             f"{plan.source.name} uses RoPE only in its sliding-window layers ({local.layers} of {local.of}, "
             f"{local.window} tokens): no scaling is needed for a longer context",
-            hint=f"{argument('method', 'none')} only writes the longer context; "
-            f"{argument('layers', 'sliding')} scales anyway",
+            hint=f"{argument('method', 'none')} only writes the longer context",
         )
-    return plan
 
 
 def find_method(name: str) -> type[Method]:
     """Return the scaling or position remapping of a name; an error suggests the nearest name."""
     kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
-    if name not in kinds:
-        others = METHODS.other_names | REMAPPINGS.other_names
-        refuse_unknown([name], kinds, "method", others)
+    refuse_unknown(
+        [name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names
+    )
     return kinds[name]
 
 
-def check_method(
-    method: str, parameters: Collection[str], *, arguments: Collection[str] = ()
-) -> None:
-    """Raise if ``method`` is not a method or scaling file, or lacks one of the parameters.
-
-    Errors suggest a name among the caller's ``arguments`` if a parameter is similar.
-    """
+def check_method(method: str, parameters: Collection[str]) -> None:
+    """Raise if ``method`` is not a method or scaling file, or lacks one of the parameters."""
     if is_scaling_file(method):
         read_scaling(method, extra=parameters)
         return
     unknown = [name for name in parameters if name != "factor"]
-    find_method(method).refuse_unknown(unknown, arguments=arguments)
+    find_method(method).refuse_unknown(unknown)
 
 
 PUBLISHED = 32  # largest published factor of a RoPE scaling without training
@@ -332,67 +258,48 @@ def warnings_of(plan: Planned) -> Iterator[str]:
         yield from _of_gguf(plan, plan.source)
         return
     config = plan.source.config
-    doubled = _other_window(config)
-    yield from _of_lengths(plan, config, doubled)
-    yield from _of_earlier_scaling(plan, config, doubled)
-    yield from _of_config(config)
-    yield from _length_warnings(plan, config.rope)
-    yield from _of_weights(plan.source)
+    yield from _of_original_length(plan, config)
+    yield from _of_earlier_scaling(plan, config)
+    for finding in plan_findings(config):
+        problem = f"config.json: {finding.problem}"
+        if finding.code not in ("window-raised", "linear-multiplied"):
+            yield f"{problem} (details: ropepatch doctor)"
+        # RoPE parameters by layer type are newer than the ambiguous ones
+        elif not config.original_window and not config.layer_type:
+            yield f"{problem}; this plan computes from {config.window} tokens; {finding.remedy}"
+    yield from _of_target(plan, config.rope)
     yield from _of_architecture(plan, config)
-    yield from _of_defaults(config)
+    written = json.dumps(config.raw, default=str)
+    if not any(key in written for key in THETA_KEYS):
+        yield f"config.json has no rope_theta: transformers' default is {plain(config.rope.rope_theta)}"
 
 
-def _length_warnings(plan: Planned, rope: Rope) -> Iterator[str]:
-    """Yield warnings about a method and its target length."""
-    method, target, window = (
-        plan.method,
-        plan.target,
-        rope.original_max_position_embeddings,
-    )
+def _of_target(plan: Planned, rope: Rope) -> Iterator[str]:
+    """Warn of what the method does for the target length."""
+    method, target = plan.method, plan.target
+    window = rope.original_max_position_embeddings
     factor = method.factor_for(window, target)
     if round(factor * window) != target:
         yield f"factor {factor:g} gives {factor * window:.0f} tokens, not the target of {target}"
-    base = getattr(method, "rope_theta", None)
-    if base and base <= rope.rope_theta:
-        before = plain(rope.rope_theta)
-        yield f"rope_theta {plain(base)} is not above the model's {before}: it extends nothing"
     if target > PUBLISHED * window:
         yield (
             f"{target} tokens are {target / window:g} times the original length; no published method exceeds "
             f"{PUBLISHED} times without training (LongRoPE 8, ChunkLlama 20): train it, or measure it first"
-        )
-    if target > LONGEST:
-        yield (
-            f"transformers computes angles in float32, which rounds positions beyond {LONGEST}: neighbouring "
-            "tokens get the same angle"
         )
     if method.length_dependent:
         yield (
             "engines change the frequencies as the sequence grows, and cached keys keep the old ones; a "
             "static method avoids this"
         )
-    attention_factor = plan.change.frequencies.attention_factor
-    if attention_factor < 1:
-        yield (
-            f"attention factor {attention_factor:g} flattens attention; published methods have factors "
-            "above 1"
-        )
 
 
-def _of_lengths(plan: Planned, config: Config, doubled: int | None) -> Iterator[str]:
+def _of_original_length(plan: Planned, config: Config) -> Iterator[str]:
     """Warn of an original length that may be another."""
     known = None if config.original_window else trained_on(config.text)
     if known:
         yield (
             f"published models of this type state {config.stated_length} tokens but were trained "
             f"on {known}: {argument('original', short_length(known))} scales from there, as their authors do"
-        )
-    if doubled:
-        window = config.window
-        yield (
-            f"max_position_embeddings {window} may be the length after linear scaling (deepseek-coder) or "
-            f"before it (Vicuna, LongChat: {doubled} after it); state it in config.json: "
-            f'"{SEQUENCE}": {window} or {doubled}'
         )
     if trained := dual_chunk_original(config.text):
         text = f"{trained} tokens are the {ORIGINAL} of {DUAL_CHUNK}, which transformers does not read"
@@ -401,79 +308,21 @@ def _of_lengths(plan: Planned, config: Config, doubled: int | None) -> Iterator[
         yield text
 
 
-def _other_window(config: Config) -> int | None:
-    """Return the other possible original length of a linear checkpoint, if config.json is ambiguous."""
-    parameters = config.rope_parameters
-    factor, window = parameters.get("factor", 1), config.window
-    if parameters.get("rope_type") != "linear" or config.layer_type or factor <= 1:
-        return None  # parameters by layer type are newer than the ambiguous ones
-    stated = stated_window(
-        config.stated_length, factor, getattr(config.text, SEQUENCE, 0)
-    )
-    return None if stated else int(factor * window)
-
-
-def _of_earlier_scaling(
-    plan: Planned, config: Config, doubled: int | None
-) -> Iterator[str]:
+def _of_earlier_scaling(plan: Planned, config: Config) -> Iterator[str]:
     """Warn of a model whose RoPE is scaled already."""
     window, stated = config.window, config.rope_parameters
     if config.rope.is_scaled:
-        yield from _made_from(plan)
-        assumed = " (assumed)" if doubled else ""
-        yield f"the model is already scaled to {window} tokens{assumed}{plan.method.on_top()}"
+        yield f"the model is already scaled to {window} tokens{plan.method.on_top()}"
     if config.tied_yarn:
-        factor = plan.method.factor_for(window, plan.target)
         yield (
-            f"YaRN's factor changes from {stated['factor']:g} to {factor:g} (original length "
+            f"YaRN's factor changes from {stated['factor']:g} to {plan.factor:g} (original length "
             f"{window}), and the softmax scale changes with it (mscale_all_dim)"
         )
-    if stated.get("rope_type") == "dynamic" and "alpha" not in stated:
-        yield f"this replaces its dynamic scaling, which starts beyond {window} tokens"
     if switches(stated):
         yield (
             f"texts of up to {stated[ORIGINAL]} tokens keep the frequencies of short_factor; the attention "
             "factor applies to all lengths"
         )
-
-
-def _made_from(plan: Planned) -> Iterator[str]:
-    """Suggest extending the model that ropepatch made this checkpoint from, which scales RoPE only once."""
-    source = plan.source
-    if not isinstance(source, Checkpoint) or not (source.folder / RECORD).is_file():
-        return
-    made = read_json(source.folder / RECORD)
-    base, window = made.get("model"), made.get(ORIGINAL)
-    if isinstance(base, str) and isinstance(window, int) and window > 0:
-        yield (
-            f"ropepatch made it from {base} with {made.get('method')} ({RECORD}): extending {base} by "
-            f"{plan.target / window:g}x instead scales RoPE only once"
-        )
-
-
-def _of_config(config: Config) -> Iterator[str]:
-    """Warn of what the rules of `ropepatch doctor` find."""
-    for finding in plan_findings(config):
-        if finding.code != "window-raised":
-            yield f"config.json: {finding.problem} (details: ropepatch doctor)"
-        elif not config.original_window:
-            yield (
-                f"config.json: {finding.problem} this plan computes from {config.window} tokens; "
-                f"{finding.remedy}"
-            )
-
-
-def _of_weights(source: Checkpoint | InMemory) -> Iterator[str]:
-    """Warn of weights that cannot be loaded or compared."""
-    if isinstance(source, Checkpoint) and source.revision is None:
-        pickles = sorted(source.folder.glob("pytorch_model*.bin"))
-        if pickles and not any(source.folder.glob("*.safetensors")):
-            yield f"the weights are a pickle ({pickles[0].name}), which `ropepatch extend` does not load"
-    if quantisation := quantization_of(source.config.whole):
-        try:
-            check_dequantised(quantisation)
-        except RopepatchError as error:
-            yield f"{error}; the result is not compared with the source"
 
 
 def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
@@ -488,36 +337,18 @@ def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
     if config.raw.get("auto_map"):
         yield "auto_map (remote code) is dropped from config.json: transformers has this architecture"
     local = config.local_rope
-    if plan.method.changes_frequencies and differs_by_layer(config.text):
-        yield (
-            f"head sizes differ by layer: transformers needs {ACROSS_LAYERS} for longrope here and warns "
-            "about the length of its lists; linear and ntk are saved as proportional"
-        )
     if plan.method.changes_frequencies and local:
-        shared = (
-            "share the scaled RoPE" if local.shared else "are the only ones with RoPE"
-        )
         yield (
-            f"{local.layers} of {local.of} layers have a sliding window of {local.window} tokens and "
-            f"{shared}: scaling does not help them, and cost OLMo 3 on MMLU 64.2 -> 60.5 (vllm#43419)"
+            f"{local.layers} of {local.of} layers have a sliding window of {local.window} tokens and share "
+            "the scaled RoPE: scaling does not help them, and cost OLMo 3 on MMLU 64.2 -> 60.5 (vllm#43419)"
         )
     yield from remarks(config.text)
-
-
-def _of_defaults(config: Config) -> Iterator[str]:
-    """Warn of lengths and bases that config.json leaves to transformers."""
-    renamed = config.text.attribute_map.get("max_position_embeddings")
-    if not {"max_position_embeddings", renamed} & config.stated.keys():
-        yield f"config.json has no max_position_embeddings: transformers' default is {config.window}"
-    written = json.dumps(config.raw, default=str)
-    if not any(key in written for key in THETA_KEYS):
-        yield f"config.json has no rope_theta: transformers' default is {plain(config.rope.rope_theta)}"
 
 
 def _of_gguf(plan: Planned, model: GgufModel) -> Iterator[str]:
     if model.rope.is_scaled:
         yield f"the model is already scaled: {plan.method.name} is applied on top of its frequencies"
-    yield from _length_warnings(plan, model.rope)
+    yield from _of_target(plan, model.rope)
     if model.sliding_window and model.architecture in GGUF_GLOBAL:
         yield "the RoPE of the sliding-window layers does not change"
     elif 0 < model.sliding_window < plan.target:

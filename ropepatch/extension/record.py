@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -28,14 +27,14 @@ from ropepatch.model.checkpoint import (
     Whole,
     validated,
 )
-from ropepatch.settings import parse_yaml, shown
+from ropepatch.settings import shown
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
 
 Texts = Text | list[Text]
 # Arguments of `plan`, which no parameter may share
-TAKEN = {"model", "to", "method", "original", "layers", "revision"}
+TAKEN = {"model", "to", "method", "original", "revision"}
 HINT = "copy it again from the original checkpoint, or run `ropepatch extend` again"
 
 
@@ -104,7 +103,6 @@ class ShortContextCheck(Part):
         """Compare two losses, with the interval of the relative increase."""
         rise = now / base - 1
         low, high = interval or (None, None)
-        least = rise if low is None else low
         return cls.model_construct(
             base=base,
             now=now,
@@ -112,15 +110,13 @@ class ShortContextCheck(Part):
             low=low,
             high=high,
             most=most,
-            passed=least <= most,
+            passed=(rise if low is None else low) <= most,
         )
 
     def limited(self, most: float) -> Self:
         """Return the same comparison with another limit."""
-        interval = (
-            None if self.low is None or self.high is None else (self.low, self.high)
-        )
-        return self.of(self.base, self.now, most, interval)
+        least = self.increase if self.low is None else self.low
+        return self.model_copy(update={"most": most, "passed": least <= most})
 
     @property
     def rise(self) -> str:
@@ -250,8 +246,8 @@ class Record(Part):
         versions = {
             library: importlib.metadata.version(library) for library in libraries
         }
-        content = {"version": RECORD_VERSION, **json.loads(plan.to_json())}
-        return cls.parse(without_paths(content | {"versions": versions} | more))
+        content = {"version": RECORD_VERSION, "versions": versions, **plan.to_dict()}
+        return cls.parse(without_paths(content | more))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Record:
@@ -286,6 +282,12 @@ class Record(Part):
                 if changes.get(key, ...) is not None
             }
         )
+
+
+def history(folder: Path) -> dict[str, Any]:
+    """Return the record's keys about the source in a folder: `base` and `earlier`."""
+    base = {"base": stated_by_card(folder)}
+    return base | {"earlier": read(folder)} if exists(folder) else base
 
 
 def exists(folder: Path) -> bool:
@@ -332,36 +334,25 @@ def context_before(folder: Path, weights: str | None) -> int | None:
 SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)
 
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
-PASSED_ON = ("license", "license_name", "license_link", "language")
 
 
 def stated_by_card(folder: Path) -> dict[str, Any]:
     """Read the licence and language from the model card (README.md), for derived models."""
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+    from huggingface_hub import metadata_load
 
     try:
-        front = REGEX_YAML_BLOCK.search(
-            (folder / "README.md").read_text(encoding="utf-8-sig")
-        )
-        metadata = parse_yaml(front[2]) or {} if front else {}
-        texts = {key: metadata.get(key) for key in PASSED_ON}
-        json.dumps(texts, ensure_ascii=False, default=str).encode()
-    except (
-        Exception
-    ):  # no card, or invalid metadata: PyYAML passes on errors of int() and others
+        metadata = metadata_load(folder / "README.md") or {}
+    # No card, or invalid metadata: PyYAML passes on errors of int() and others
+    except Exception:
         return {}
-    return {
-        key: value
-        for key, value in texts.items()
-        if isinstance(value, str) or _are_texts(value)
-    }
+    stated = {key: metadata.get(key) for key in Base.model_fields}
+    return {key: value for key, value in stated.items() if _is_stated(value)}
 
 
-def _are_texts(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, str) for item in value)
+def _is_stated(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return isinstance(texts, list) and all(
+        isinstance(text, str) and text.isprintable() for text in texts
     )
 
 
@@ -393,8 +384,14 @@ def _shown_word(word: str) -> str:
     return shown_name(word)
 
 
-# Keys whose values may be paths: models, methods or texts
-NAMES = ("model", "name", "text", "recipe_texts")
+# Keys whose values may have paths: commands, models, methods or texts
+SHOWN: dict[str, Callable[[str], str]] = {
+    "command": shown_command,
+    "model": shown_name,
+    "name": shown_name,
+    "text": shown_name,
+    "recipe_texts": shown_name,
+}
 
 
 def without_paths(content: Any) -> Any:
@@ -406,9 +403,9 @@ def without_paths(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     shown = {key: without_paths(value) for key, value in content.items()}
-    for key in shown.keys() & {*NAMES, "command"}:
-        show = shown_command if key == "command" else shown_name
-        if isinstance(value := shown[key], str):
+    for key, show in SHOWN.items():
+        value = shown.get(key)
+        if isinstance(value, str):
             shown[key] = show(value)
         elif isinstance(value, list):
             shown[key] = [

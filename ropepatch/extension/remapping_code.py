@@ -96,16 +96,12 @@ def check_holds_remapping(config: Config, remapping: Remapping) -> None:
             f"{remapping.name} cannot be saved: {CODE} does not contain its function",
             hint="use it in memory: ropepatch.patch(model, remapping, to=N)",
         )
-    reasons = {
-        "its language model is a part of a larger model": config.is_part,
-        "its weights are quantised, so the result could not be verified": config.is_quantised,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise RopepatchError(
-                f"{config.model_type} cannot be saved with a position remapping: {reason}",
-                hint="use it in memory: ropepatch.patch(model, plan)",
-            )
+    if config.is_part or config.is_quantised:
+        raise RopepatchError(
+            f"{config.model_type} cannot be saved with a position remapping: it is a part of a larger model, "
+            "or its weights are quantised",
+            hint="use it in memory: ropepatch.patch(model, plan)",
+        )
 
 
 def other_code(folder: Path, names: Iterable[str]) -> list[str]:
@@ -132,20 +128,17 @@ def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
         )
 
 
-def remapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
+def remapped_layers(model: PreTrainedModel) -> list[int] | None:
     """Return the layers that a model's remapping applies to; None for all."""
     attentions: list[Any] = [
         module for module in model.modules() if POSITIONS_SLOT in vars(module)
     ]
-    rotating = {
-        attention.layer_idx: vars(attention)[POSITIONS_SLOT] is not None
+    layers = [
+        attention.layer_idx
         for attention in attentions
-    }
-    return (
-        None
-        if all(rotating.values())
-        else tuple(index for index, rotates in rotating.items() if rotates)
-    )
+        if vars(attention)[POSITIONS_SLOT] is not None
+    ]
+    return None if len(layers) == len(attentions) else layers
 
 
 def load_remapped(folder: Path) -> PreTrainedModel:

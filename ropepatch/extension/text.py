@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from functools import singledispatch
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import torch
 
 from ropepatch.attention import Remapping
 from ropepatch.columns import Table, as_text, columns
-from ropepatch.errors import plain, printable
+from ropepatch.errors import printable
 from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import Engine
 from ropepatch.model.config import LEGACY_KEYS
-from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Method, bands
+from ropepatch.settings import shown
 
 WIDTH = 80  # columns of a printed plan
-ENDS = 1 << 20  # keys at each end of a band, among which are its extremes
 
 
 def plan_text(plan: Planned, engines: Iterable[Engine], warnings: Iterable[str]) -> str:
@@ -29,7 +24,7 @@ def plan_text(plan: Planned, engines: Iterable[Engine], warnings: Iterable[str])
     name = f"{printable(plan.source.name)}{at} ({printable(config.model_type)})"
     lines: list[str | Table] = [
         f"{name}: {config.reach} -> {plan.target} tokens",
-        f"{method.name} ({method.paper}): factor={plan.factor:g}{parameters_text(method)}",
+        f"{method.name} ({method.paper}): factor={plan.factor:g}{_parameters(method)}",
     ]
     if config.original_window:
         lines.append(
@@ -37,7 +32,7 @@ def plan_text(plan: Planned, engines: Iterable[Engine], warnings: Iterable[str])
         )
     if config.layer_type:
         lines.append(f"scales RoPE in the {config.layer_type} layers only")
-    lines += ["", *effect_text(method, plan)]
+    lines += ["", *_effect(plan)]
     lines += ["", config.file_name, changes_table(plan)]
     lines.append("engine support, rope_type, evidence")
     lines.append(engines_table(plan, engines))
@@ -45,13 +40,7 @@ def plan_text(plan: Planned, engines: Iterable[Engine], warnings: Iterable[str])
     return as_text(lines, WIDTH)
 
 
-@singledispatch
-def effect_text(method: Method, plan: Planned) -> tuple[Table, str]:
-    """Return a table of what a method does to the positions, and a line about it."""
-    raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
-
-
-def parameters_text(method: Method) -> str:
+def _parameters(method: Method) -> str:
     """Return the parameters of a method that are set, each after a comma."""
     given = (
         (key, value) for key, value in method.parameters().items() if value is not None
@@ -69,10 +58,15 @@ def engines_table(plan: Planned, engines: Iterable[Engine]) -> Table:
     return columns(rows, whole=[0])
 
 
-@effect_text.register(Scaling)
-def _bands(method: Scaling, plan: Planned) -> tuple[Table, str]:
-    """Return the table of frequency bands, and the line of the attention factor."""
-    rope, frequencies = plan.source.config.rope, plan.frequencies()
+def _effect(plan: Planned) -> Iterator[str | Table]:
+    """Yield what a method does: its bands of frequencies, or the length that a remapping reaches."""
+    rope, window = plan.source.config.rope, plan.source.config.window
+    if isinstance(plan.method, Remapping):
+        reach = plan.method.reach(window)
+        length = "at any length" if reach is None else f"up to {reach} tokens"
+        yield f"remapped distances stay within the original context of {window} tokens, {length}"
+        return
+    frequencies = plan.frequencies()
     numbers = (
         "wavelength (tokens)",
         f"rotations in {rope.original_max_position_embeddings}",
@@ -80,51 +74,15 @@ def _bands(method: Scaling, plan: Planned) -> tuple[Table, str]:
     )
     rows = (
         (
-            f"{band.first}"
-            if band.first == band.last
-            else f"{band.first} to {band.last}",
+            _span((band.first, band.last)),
             band.fate,
             *map(_span, (band.wavelength, band.rotations, band.divisor)),
         )
         for band in bands(rope, frequencies.inv_freq, plan.factor)
     )
+    yield columns(rows, ("pairs", "", *numbers), right=(2, 3, 4), whole=[0])
     before, a = rope.carried_attention_factor, frequencies.attention_factor
-    factors = f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})"
-    return columns(rows, ("pairs", "", *numbers), right=(2, 3, 4), whole=[0]), factors
-
-
-@effect_text.register(Remapping)
-def _distances_by_band(remapping: Remapping, plan: Planned) -> tuple[Table, str]:
-    """Return the table of remapped distances, and the line of the length up to which they stay in range."""
-    window = plan.source.config.window
-    reach = remapping.reach(window)
-    length = "at any length" if reach is None else f"up to {reach} tokens"
-    line = f"remapped distances stay within the original context of {window} tokens, {length}"
-    return _distance_table(remapping, plan.target), line
-
-
-def _distance_table(distances: Remapping, target: int) -> Table:
-    """Return one row per band of a remapping, for the last token."""
-    last, rows = torch.tensor([target - 1], device="cpu"), []
-    for band in distances.bands():
-        begin, end = int(band.begin(last).clamp(min=0)), int(band.end(last))
-        if begin < end:
-            stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
-            keys = torch.cat(
-                [torch.arange(*stretch, device="cpu") for stretch in stretches]
-            )
-            remapped = (band.query(last)[:, None] - band.key(keys)).double()
-            between = _distances(target - end, target - 1 - begin)
-            rows.append(
-                (between, _distances(float(remapped.min()), float(remapped.max())))
-            )
-    return columns(
-        rows, ("distance to the key", "remapped to"), right=(0, 1), whole=[0]
-    )
-
-
-def _distances(least: float, most: float) -> str:
-    return plain(least) if least == most else f"{plain(least)} to {plain(most)}"
+    yield f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})"
 
 
 def _span(ends: tuple[float, float]) -> str:
@@ -155,25 +113,4 @@ def changes_table(plan: Planned) -> Table:
 
 
 def _short(value: Any) -> str:
-    """Return JSON with long lists of numbers shortened, and only the shape of nested lists."""
-    lengths, inner = [], value
-    while isinstance(inner, list | tuple) and inner:
-        lengths.append(len(inner))
-        inner = inner[0]
-    if len(lengths) > 1:
-        return f"({' x '.join(map(str, lengths))} numbers)"
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
-            + "}"
-        )
-    if (
-        isinstance(value, list | tuple)
-        and len(value) > 4
-        and all(isinstance(x, int | float) for x in value)
-    ):
-        return f"[{value[0]:.4g}, {value[1]:.4g}, ... {value[-1]:.4g}] ({len(value)} numbers)"
-    if isinstance(value, float):
-        return f"{value:.6g}" if value != int(value) else f"{value:.1f}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else shown(value)

@@ -30,17 +30,13 @@ MAP_TOLERANCE = 1e-3
 
 def check_memory(source: Checkpoint) -> None:
     """Raise if a position remapping, whose verification needs the whole model, does not fit into memory."""
-    needed, available = _bytes_needed(source), available_bytes()
+    needed, available = 2 * source.weights.num_bytes, available_bytes()
     if needed > available:
         raise RopepatchError(
             f"verifying a checkpoint with a position remapping needs {needed / 1e9:.1f} GB of memory, "
             f"{available / 1e9:.1f} GB are available",
             hint="use a machine with more memory, or patch the model in memory (ropepatch.patch)",
         )
-
-
-def _bytes_needed(source: Checkpoint) -> int:
-    return 2 * source.weights.num_bytes
 
 
 def patched_logits(source: Checkpoint, plan: Plan) -> tuple[Tensor | str, Change]:
@@ -50,23 +46,21 @@ def patched_logits(source: Checkpoint, plan: Plan) -> tuple[Tensor | str, Change
         The logits of random tokens, or why they are not compared; and the plan's change, which for a
         remapping names the layers that it applies to.
     """
+    change = plan.change
     if source.config.is_quantised:
-        return "quantised weights", plan.change
-    remapped = bool(plan.change.code)
-    if not remapped and _bytes_needed(source) > available_bytes():
-        return "the weights do not fit into memory", plan.change
-    model = source.load(torch.float32 if remapped else None)
+        return "quantised weights", change
+    if not change.code and 2 * source.weights.num_bytes > available_bytes():
+        return "the weights do not fit into memory", change
+    model = source.load(torch.float32 if change.code else None)
     put(model, plan)
-    change = plan.change.limited_to(remapped_layers(model)) if remapped else plan.change
+    if change.code:
+        change = change.limited_to(remapped_layers(model))
     return probe_logits(model, plan.target, source.folder.name), change
 
 
 def trained_logits(model: Any, plan: Plan) -> Tensor | str:
     """Compute the logits of a trained, patched model, or return why they are not compared."""
-    if (
-        sum(weight.numel() * weight.element_size() for weight in model.parameters())
-        > available_bytes()
-    ):
+    if model.get_memory_footprint() > available_bytes():
         return "the weights do not fit into memory twice"
     return probe_logits(model.eval(), plan.target, plan.source.name)
 
@@ -84,42 +78,41 @@ def verify(
     Returns:
         The verdict, and the reloaded model; None if it was not reloaded.
     """
-    model = _reloaded_by_code(written, plan) if plan.change.code else None
-    if model is None:
+    model = None
+    if plan.change.code:
+        model = _reloaded_by_code(written, plan)
+    else:
         check_frequencies(written, plan)
+    difference, tolerance = None, TOLERANCE
     if isinstance(expected, str):
         result = f"not compared: {expected}"
-        return Verdict(
-            frequencies="equal", logits=result, compared=False, difference=None
-        ), model
-    model = model or written.load()
-    logits = probe_logits(model, plan.target, written.folder.name)
-    difference = (logits - expected).abs().max().item()
-    if not difference <= _tolerance(plan) * expected.abs().max().item() + TOLERANCE:
-        raise _differs("logits", difference)
-    result = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(
-        frequencies="equal", logits=result, compared=True, difference=difference
-    ), model
-
-
-def _tolerance(plan: Plan) -> float:
-    """Return the tolerance relative to the largest logit."""
-    if plan.change.code:
-        return MAP_TOLERANCE
-    return DYNAMIC_TOLERANCE if plan.rope_parameters["rope_type"] == "dynamic" else 0.0
+    else:
+        model = model or written.load()
+        logits = probe_logits(model, plan.target, written.folder.name)
+        difference = (logits - expected).abs().max().item()
+        largest = expected.abs().max().item()
+        if plan.change.code:
+            tolerance += MAP_TOLERANCE * largest
+        elif plan.rope_parameters["rope_type"] == "dynamic":
+            tolerance += DYNAMIC_TOLERANCE * largest
+        if not difference <= tolerance:
+            raise _differs("logits", difference)
+        result = "equal" if difference == 0 else f"within {difference:.1e}"
+    compared = difference is not None
+    verdict = Verdict(
+        frequencies="equal", logits=result, compared=compared, difference=difference
+    )
+    return verdict, model
 
 
 def _reloaded_by_code(written: Checkpoint, plan: Plan) -> PreTrainedModel:
     """Reload a checkpoint with the code of its position remapping, and compare its frequencies."""
     model, site = load_remapped(written.folder), plan.config.site
     stock: Any = model.get_submodule(site.path).stock
-    inv_freq, planned = (
-        getattr(stock, site.attribute("inv_freq")),
-        plan.change.frequencies.inv_freq,
-    )
-    if not torch.equal(inv_freq, planned):
-        raise _differs("frequencies", float((inv_freq - planned).abs().max()))
+    planned = plan.change.frequencies
+    computed = planned._replace(inv_freq=getattr(stock, site.attribute("inv_freq")))
+    if error := planned.distance(computed):
+        raise _differs("frequencies", error)
     return model
 
 

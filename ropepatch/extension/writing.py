@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import singledispatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,11 +17,10 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ropepatch.attention import Remapping
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension import gguf_writing
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import Change
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.record import Record, Verdict, stated_by_card, without_paths
+from ropepatch.extension.record import Record, Verdict, without_paths
 from ropepatch.extension.remapping_code import (
     check_holds_remapping,
     check_no_other_code,
@@ -53,19 +51,18 @@ from ropepatch.model.checkpoint import (
     is_carried,
     saving,
 )
-from ropepatch.model.config import DUAL_CHUNK, KEY, Config, stated_class
-from ropepatch.model.gguf import GgufModel
+from ropepatch.model.config import DUAL_CHUNK, KEY, stated_class
 from ropepatch.model.loading import check_weights
 from ropepatch.model.weights import Progress, checksums, clone_files
-from ropepatch.scaling.rope import Method
 
 TOKENIZER = "tokenizer_config.json"
+GENERATION = "generation_config.json"
 # Never copied: other formats of the weights, which may be another model's, and files that are rewritten.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {
     "config.json",
     TOKENIZER,
-    "generation_config.json",
+    GENERATION,
     RECORD,
     READING,
     "README.md",
@@ -90,7 +87,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Copy:
-    """A checkpoint that can be written: all is checked that can be known before its first byte.
+    """A checkpoint that can be written.
 
     Args:
         plan: The plan, made from ``source``.
@@ -98,7 +95,6 @@ class Copy:
         folder: The folder to write.
         files: The files that are neither weights nor rewritten, by their paths in the folder.
         origin: The record's keys about the source.
-        link: Whether to hard-link the weights instead of copying them.
     """
 
     plan: Plan
@@ -106,24 +102,60 @@ class Copy:
     folder: Path
     files: Mapping[str, Path]
     origin: Mapping[str, Any]
-    link: bool
 
-    def write(self, progress: Progress | None = None, **record: Any) -> Written:
-        """Write the checkpoint, and compare it with the patched source; see `write`.
+    @classmethod
+    def of(
+        cls, plan: Plan, source: Checkpoint, out: str | Path, files: Mapping[str, Path]
+    ) -> Self:
+        """Prepare a new folder; the plan may be that of a model in memory."""
+        if source is not plan.source:
+            plan = replace(plan, source=source)
+        return cls(plan, source, absent(out), files, origin_of(source))
+
+    def write(
+        self, progress: Progress | None = None, *, link: bool = False, **record: Any
+    ) -> Written:
+        """Write the checkpoint, and compare it with the patched source by reloading it.
+
+        After an error, nothing is left.
 
         Args:
             progress: Called with the bytes copied and of all.
+            link: Hard-link the weights instead of copying them, which leaves them without checksums.
             **record: Further keys of the record.
         """
         expected, change = patched_logits(self.source, self.plan)
+        weights = self.source.weights.files
         with new_folder(self.folder) as partial:
-            copy_files(self.files, partial)
-            write_configuration(self.source, partial, self.plan, change)
-            clone_files(
-                self.source.weights.files, partial, link=self.link, progress=progress
-            )
-            keys = {"config_changes": dict(change.keys), **self.origin, **record}
-            made, model = _proved(partial, self.plan, expected, keys, linked=self.link)
+            clone_files(weights, partial, link=link, progress=progress)
+            return self._completed(partial, change, expected, record, linked=link)
+
+    def write_trained(self, model: PreTrainedModel, **record: Any) -> Written:
+        """Write a trained model that is patched with the plan, and verify it by reloading it."""
+        with new_folder(self.folder) as partial:
+            with saving(self.folder):
+                model.save_pretrained(partial)
+            (partial / GENERATION).unlink(missing_ok=True)
+            expected = trained_logits(model, self.plan)
+            return self._completed(partial, self.plan.change, expected, record)
+
+    def _completed(
+        self,
+        folder: Path,
+        change: Change,
+        expected: Tensor | str,
+        record: Mapping[str, Any],
+        *,
+        linked: bool = False,
+    ) -> Written:
+        """Add all files to the weights, verify them, and write the record."""
+        copy_files(self.files, folder)
+        write_configuration(self.source, folder, self.plan, change)
+        written = Checkpoint(folder)
+        verdict, model = verify(written, self.plan, expected)
+        keys = {"config_changes": dict(change.keys), **self.origin, **record}
+        made = Record.of(self.plan, **keys, **proof_of(written, verdict, linked=linked))
+        records.write(folder, made)
         return Written(self.folder, made, model)
 
 
@@ -137,13 +169,11 @@ def check(
             a secret or leads out of the source, the weights do not fit config.json, or no checkpoint of this
             model can contain the method.
     """
-    check_savable(plan.method, plan.config)
+    check_savable(plan)
     folder, source = absent(out), plan.checkpoint(include)
     check_outside(source, folder)
-    if source is not plan.source:  # of a model in memory
-        plan = replace(plan, source=source)
-    origin = origin_of(source)
     files = small_files(source.folder, include)
+    copy = Copy.of(plan, source, out, files)
     check_secrets(files)
     _check_weights(source)
     if plan.change.code:
@@ -153,39 +183,7 @@ def check(
         disk = next(above for above in folder.parents if above.is_dir())
         hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
         check_space("the copy", disk, source.weights.num_bytes, hint=hint)
-    return Copy(plan, source, folder, files, origin, link)
-
-
-def write(
-    plan: Plan,
-    out: str | Path,
-    *,
-    link: bool = False,
-    include: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> Written:
-    """Write the checkpoint or GGUF file of a plan, and verify it by reloading it with stock transformers.
-
-    Copied weights are read once for the checksums of the record. After an error, nothing is left.
-
-    Args:
-        plan: The plan.
-        out: The new folder, or the new GGUF file.
-        link: Hard-link the weights instead of copying them.
-        include: Patterns of further files to copy.
-        progress: Called with the bytes copied and of all.
-
-    Raises:
-        RopepatchError: See `check`; and if the result differs from the patched source.
-    """
-    if not isinstance(plan.source, GgufModel):
-        return check(plan, out, link=link, include=include).write(progress)
-    file, comparison = gguf_writing.extend(plan, plan.source, out, progress)
-    verdict = Verdict(
-        frequencies="equal", logits=comparison, compared=False, difference=None
-    )
-    record = Record.of(plan, verified=verdict)
-    return Written(file, record)
+    return copy
 
 
 def write_trained(
@@ -207,35 +205,8 @@ def write_trained(
         record: Further keys of the record.
         files: Further files, by their paths in the folder.
     """
-    folder = absent(out)
-    origin = origin_of(source)
-    if source is not plan.source:
-        plan = replace(plan, source=source)
-    with new_folder(folder) as partial:
-        with saving(folder):
-            model.save_pretrained(partial)
-        (partial / "generation_config.json").unlink(missing_ok=True)
-        copy_files(small_files(source.folder) | dict(files), partial)
-        write_configuration(source, partial, plan, plan.change)
-        expected = trained_logits(model, plan)
-        made, reloaded = _proved(partial, plan, expected, {**origin, **record})
-    return Written(folder, made, reloaded)
-
-
-def _proved(
-    folder: Path,
-    plan: Plan,
-    expected: Tensor | str,
-    keys: Mapping[str, Any],
-    *,
-    linked: bool = False,
-) -> tuple[Record, PreTrainedModel | None]:
-    """Verify a written checkpoint, and write its record; return this and the reloaded model."""
-    written = Checkpoint(folder)
-    verdict, model = verify(written, plan, expected)
-    record = Record.of(plan, **keys, **proof_of(written, verdict, linked=linked))
-    records.write(folder, record)
-    return record, model
+    carried = small_files(source.folder) | dict(files)
+    return Copy.of(plan, source, out, carried).write_trained(model, **record)
 
 
 def is_written(plan: Plan, folder: Path) -> bool:
@@ -243,25 +214,20 @@ def is_written(plan: Plan, folder: Path) -> bool:
     # No name or home, or other content
     with suppress(OSError, RuntimeError, RopepatchError):
         if records.exists(folder):
-            held = records.read(folder).to_dict()
-            made = without_paths(json.loads(plan.to_json()))
-            layers = held["config_changes"].get(KEY, {}).get("layers")
-            if KEY in made["config_changes"]:
-                # Known once the model has run
-                made["config_changes"][KEY]["layers"] = layers
-            same = all(held.get(key) == value for key, value in made.items())
-            return same and "verified" in held and "training" not in held
+            record = records.read(folder)
+            held, made = record.to_dict(), without_paths(plan.to_dict())
+            for content in (held, made):
+                # Of a remapping, with the layers that are known once the model has run
+                content["config_changes"].pop(KEY, None)
+            untrained = record.verified is not None and record.training is None
+            return untrained and made.items() <= held.items()
     return False
 
 
-@singledispatch
-def check_savable(method: Method, config: Config) -> None:
-    """Raise a `RopepatchError` if no checkpoint of this model can contain a method."""
-
-
-@check_savable.register(Remapping)
-def _(method: Remapping, config: Config) -> None:
-    check_holds_remapping(config, method)
+def check_savable(plan: Plan) -> None:
+    """Raise a `RopepatchError` if no checkpoint of a plan's model can contain its method."""
+    if isinstance(plan.method, Remapping):
+        check_holds_remapping(plan.config, plan.method)
 
 
 def check_outside(source: Checkpoint, folder: Path) -> None:
@@ -311,12 +277,7 @@ def origin_of(source: Checkpoint) -> dict[str, Any]:
             hint="merge it (merge_and_unload) and save the result, or remove adapter_config.json",
         )
     check_inside([source.folder / name for name in WRITTEN], source.folder)
-    history = (
-        {"earlier": records.read(source.folder)}
-        if records.exists(source.folder)
-        else {}
-    )
-    return {"base": stated_by_card(source.folder)} | history
+    return records.history(source.folder)
 
 
 def small_files(source: Path, include: Sequence[str] = ()) -> dict[str, Path]:
@@ -343,12 +304,12 @@ def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
     """Return the files that match patterns, without weights and files that are rewritten."""
     if not patterns:
         return {}
-    weights = {file.name for file in source.iterdir() if _is_weights(file)}
+    weights = {
+        file.name
+        for file in source.iterdir()
+        if file.suffix in WEIGHTS or file.name.endswith(".index.json")
+    }
     return included(source, patterns, but=WRITTEN | weights)
-
-
-def _is_weights(file: Path) -> bool:
-    return file.suffix in WEIGHTS or file.name.endswith(".index.json")
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
@@ -379,11 +340,11 @@ def write_configuration(
             source.folder, [file.name for file in folder.iterdir()]
         )
         write_json(folder / TOKENIZER, tokenizer | {"model_max_length": plan.target})
-    if (source.folder / "generation_config.json").exists():
-        generation = read_json(source.folder / "generation_config.json")
+    if (source.folder / GENERATION).exists():
+        generation = read_json(source.folder / GENERATION)
         if generation.get("max_length") == source.config.window:
             generation["max_length"] = plan.target
-        write_json(folder / "generation_config.json", generation)
+        write_json(folder / GENERATION, generation)
 
 
 def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_by
-from ropepatch.extension.queries import query_layers
 from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import (
     check_frequencies,
@@ -32,6 +32,7 @@ from ropepatch.extension.writing import (
 )
 from ropepatch.files import absent, check_space, new_folder
 from ropepatch.model.checkpoint import Checkpoint, InMemory
+from ropepatch.model.config import Config
 from ropepatch.model.weights import Progress, clone_files
 from ropepatch.scaling import make_scaling
 
@@ -150,7 +151,7 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
     those of the projection.
     """
     tensors: dict[str, float] = {}
-    for path, module in query_layers(source.config.skeleton, source.config):
+    for path, module in _query_layers(source.config.skeleton, source.config):
         if norm := getattr(module, "q_norm", None):
             if getattr(norm, "weight", None) is None:
                 raise RopepatchError(
@@ -167,6 +168,22 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
             f"{source.config.model_type} has no projection to queries alone", hint=HINT
         )
     return tensors
+
+
+def _query_layers(model: PreTrainedModel, config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield the decoder's attention modules whose RoPE is scaled and that have a query projection."""
+    kinds = dict(enumerate(getattr(config.text, "layer_types", None) or ()))
+    # Some audio encoders number their layers as well
+    language_model = config.site.path.rpartition(".")[0]
+    for path, module in model.named_modules():
+        index = (
+            getattr(module, "layer_idx", None)
+            if path.startswith(language_model)
+            else None
+        )
+        scaled = index is not None and config.layer_type in (None, kinds.get(index))
+        if scaled and hasattr(module, "q_proj") and hasattr(module, "k_proj"):
+            yield path, module
 
 
 def _offset(norm: nn.Module) -> float:

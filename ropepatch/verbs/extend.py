@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.attention import Remapping
 from ropepatch.errors import RopepatchError, argument, printable
@@ -17,7 +16,7 @@ from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
-from ropepatch.files import absent, check_secrets, check_writable, from_here, json_text
+from ropepatch.files import absent, check_secrets, check_writable, from_here
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
 from ropepatch.probing.making import add_fingerprint, check_fingerprint
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 class Extension:
     """An extended checkpoint. You can use it wherever a path is expected.
 
-    `str(extension)`, `os.fspath(extension)` and `extension / "config.json"` are those of its folder, so
-    `from_pretrained(extension)` loads it. A notebook shows the change.
+    `str(extension)` and `os.fspath(extension)` are those of its folder, so `from_pretrained(extension)`
+    loads it.
 
     Args:
         folder: The folder of the checkpoint, or of the adapter for a recipe with `save: adapter`; for a GGUF
@@ -71,9 +70,6 @@ class Extension:
     def __str__(self) -> str:
         return str(self.folder)
 
-    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
-        return self.folder / name
-
     def outcome(self) -> str:
         """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
         if not self.record:
@@ -84,31 +80,17 @@ class Extension:
                 f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
             )
             return "\n\n".join(parts)
-        place, window = (
-            printable(from_here(self.folder)),
-            self.plan.source.config.window,
-        )
-        lines = [
-            f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
-        ]
+        place, method = printable(from_here(self.folder)), self.plan.method.name
+        window = self.plan.source.config.window
+        lines = [f"{place}: {window} -> {self.plan.target} tokens, {method}"]
         verified = self.record.get("verified")
         if verified and self.folder.suffix == ".gguf":
             lines.append(f"read back: {verified['logits']}")
         elif verified:
-            proof = (
-                f"frequencies {verified['frequencies']}, logits {verified['logits']}"
+            how = "reloaded with" if verified["compared"] else "checked with"
+            lines.append(
+                f"{how} stock transformers: frequencies {verified['frequencies']}, logits {verified['logits']}"
             )
-            stock = (
-                "transformers and its code"
-                if self.plan.change.code
-                else "stock transformers"
-            )
-            how = (
-                "reloaded with"
-                if verified["compared"]
-                else "not reloaded; config.json checked with"
-            )
-            lines.append(f"{how} {stock}: {proof}")
         return "\n".join(lines)
 
     def _planned(self) -> str:
@@ -131,14 +113,6 @@ class Extension:
             {"training": self.forecast.to_dict()} if self.forecast else {}
         )
 
-    def to_json(self) -> str:
-        """`to_dict` as text."""
-        return json_text(self.to_dict())
-
-    def _repr_html_(self) -> str:
-        check = [] if self.check is None else [str(self.check)]
-        return f"<pre>{html.escape(chr(10).join([self.outcome(), *check]))}</pre>"
-
 
 def extend(
     model: str | os.PathLike[str] | Plan,
@@ -147,7 +121,6 @@ def extend(
     to: Length | None = None,
     method: str | Path | Scaling | Remapping = "yarn",
     original: Length | None = None,
-    layers: Literal["sliding"] | None = None,
     link_weights: bool = False,
     reading: bool | None = None,
     include: Sequence[str] = (),
@@ -173,8 +146,6 @@ def extend(
         method: A name from `ropepatch methods`, or a scaling file.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
-        layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
-            refuses it.
         link_weights: Hard-link the weight files instead of copying them. This is instant, but a program that
             later rewrites one of them in place also changes the source.
         reading: Write the fingerprint reading.json, with which `ropepatch probe` checks a server. Default:
@@ -193,21 +164,22 @@ def extend(
             half-written is left behind.
     """
     if isinstance(model, Plan):
-        given = (to, original, layers, revision, parameters or None)
+        given = (to, original, revision, parameters or None)
         if method != "yarn" or any(value is not None for value in given):
             raise RopepatchError(
-                "a plan already sets target, method, parameters, original, layers and revision",
+                "a plan already sets target, method, parameters, original and revision",
                 hint="pass the model, or only the plan",
             )
         plan = model
     else:
-        how: Any = {
-            "original": original,
-            "layers": layers,
-            "revision": revision,
+        plan = plan_of(
+            model,
+            to,
+            method=method,
+            original=original,
+            revision=revision,
             **parameters,
-        }
-        plan = plan_of(model, to=to, method=method, **how)
+        )
     place = output_of(plan, out, None if isinstance(model, Plan) else method)
     if isinstance(plan.source, GgufModel):
         if link_weights or reading or include:
@@ -254,7 +226,9 @@ def extend(
             say_left_out(copy.source, copy.files, say)
             more = {"command": command} if command else {}
             with progress(WEIGHTS) as advance:
-                made = processes.write_once(lambda: finish(copy.write(advance, **more)))
+                made = processes.write_once(
+                    lambda: finish(copy.write(advance, link=link_weights, **more))
+                )
         return Extension(folder, plan, made)
 
 
@@ -276,7 +250,7 @@ def _extend_gguf(
         )
     say_warnings(plan, say)
     with interruptible(say, lambda: "nothing is kept"), progress(WEIGHTS) as advance:
-        written = writing.write(plan, place, progress=advance)
+        written = gguf_writing.write(plan, source, place, advance)
     record = written.record.to_dict() | ({"command": command} if command else {})
     return Extension(written.path, plan, record)
 
@@ -372,7 +346,7 @@ def _is_written(plan: Plan, place: Path) -> bool:
 
 def _check(plan: Plan, place: Path, link_weights: bool, include: Sequence[str]) -> None:
     """Raise the first error of writing a plan; of a Hub id, only config.json is here."""
-    writing.check_savable(plan.method, plan.config)
+    writing.check_savable(plan)
     if is_here(plan) and not absolute(place).exists():
         writing.check(plan, place, link=link_weights, include=include)
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from methods import applied
 from tiny_models import tiny_config, tiny_model
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMultimodalLM
 
@@ -66,7 +67,7 @@ def test_a_patched_model_processes_images_like_its_extended_checkpoint(
     out = ropepatch.extend(
         tmp_path / "source", tmp_path / "out", to="4x", reading=False
     )
-    assert (out / "preprocessor_config.json").read_text() == '{"patch_size": 16}'
+    assert (out.folder / "preprocessor_config.json").read_text() == '{"patch_size": 16}'
     assert "image rows, columns and frames" in str(out.plan)
     reloaded = three_tokens(AutoModelForMultimodalLM.from_pretrained(out).eval())
     with ropepatch.patch(model, out.plan):
@@ -97,7 +98,7 @@ def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
     )
     raw = raw | top | ({"text_config": text} if "text_config" in places else {})
     made = plan_method(InMemory("it", None, Config(raw)), method, {}, "4x")
-    after = made.apply(raw)
+    after = applied(made, raw)
     now = after.get("text_config", after)
     assert (
         now["rope_scaling"].items()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from families import FAMILIES, asked, plan_family, refusal
-from methods import example
+from families import FAMILIES, plan_family, refusal
+from methods import applied, example
 from oldest import BROKEN, NOT_YET
 from swaps import TRAINED, apart, logits, lora, pickled, put
 from tiny_models import (
@@ -30,6 +30,8 @@ import ropepatch
 from ropepatch import METHODS, RopepatchError
 from ropepatch.attention.remapped import mapped
 from ropepatch.encodings.swapping import swapped
+from ropepatch.extension.planning import plan_method
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import stock_table
 
 IDS = torch.randint(
@@ -116,11 +118,7 @@ def changed(model: nn.Module, case: Case) -> Any:
         return put(model, case.name, **case.options)
     if case.kind == "family":
         return ropepatch.patch(model, plan_family(model, case.name))
-    return ropepatch.patch(model, case.name, to="4x", **options(model, case))
-
-
-def options(model: Any, case: Case) -> Mapping[str, Any]:
-    return {**case.options, **asked(model.config.get_text_config().model_type)}
+    return ropepatch.patch(model, case.name, to="4x", **case.options)
 
 
 def handle_of(model: nn.Module, case: Case) -> Any:
@@ -200,11 +198,13 @@ def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> N
         tiny_config(str(first_supported(case.model_type))).save_pretrained(
             folder / "source"
         )
-    given = {**options(model, case), "method": case.name}
     if case.kind == "family":
         length = model.config.get_text_config().max_position_embeddings
-        given = {"to": 4 * length, "method": "yarn"}
-    made = ropepatch.plan(folder / "source", **{"to": "4x"} | given)
+        source = Checkpoint.find(folder / "source")
+        made = plan_method(source, "yarn", {}, 4 * length)
+    else:
+        given = {"to": "4x", "method": case.name, **case.options}
+        made = ropepatch.plan(folder / "source", **given)
     out = ropepatch.extend(made, folder / "out", reading=False).folder
     verdict = ropepatch.extension.record.read(out).verified
     assert (verdict.frequencies, verdict.compared) == ("equal", True)
@@ -233,7 +233,7 @@ def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
     """Stock transformers, with config.json containing only the older or only the newer keys."""
     config = tiny_config("llama")
     made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
-    both = made.apply(config.to_dict())
+    both = applied(made, config.to_dict())
     older = {key: value for key, value in both.items() if key != "rope_parameters"}
     newer = {
         key: value

@@ -13,7 +13,7 @@ import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from engine_rules import RULES, SWITCHES, Reading, plain, transformers_4
 from installed import Answers, read_by
-from methods import GEOMETRIES, example
+from methods import GEOMETRIES, applied, example
 from readme import README
 from second_transformers import ACROSS, STEPS, TARGET, WINDOW, read, tokens
 from tiny_models import tiny_config, tiny_model
@@ -149,7 +149,7 @@ class Judged:
 
     def __init__(self, engine: str, plan: Plan) -> None:
         rule = ({"transformers 5.x": transformers_5} | RULES)[engine]
-        config, target = plan.apply(plan.config.raw), plan.target
+        config, target = applied(plan, plan.config.raw), plan.target
         window = plan.config.rope.original_max_position_embeddings
         default = rule(config, target)
         assert default is not None, f"{engine} refuses it"
@@ -365,7 +365,7 @@ def test_transformers_4_is_bit_identical_and_computes_what_the_plan_states(
     for name, computed in answers.items():
         for what, value in computed.items():
             assert torch.equal(value, by_transformers_5[name][what]), (name, what)
-        rule = transformers_4(plans[name].apply(plans[name].config.raw), TARGET)
+        rule = transformers_4(applied(plans[name], plans[name].config.raw), TARGET)
         assert same(computed["inv_freq"].double().numpy(), rule.inv_freq), name
         assert computed["attention_factor"] == pytest.approx(
             rule.attention_factor, rel=1e-6

@@ -5,6 +5,7 @@ import torch
 import transformers
 from families import plan_family, refusal
 from huggingface_hub.errors import StrictDataclassFieldValidationError
+from methods import applied
 from oldest import BROKEN
 from readme import block, updating, write_block
 from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_config, tiny_model
@@ -37,7 +38,7 @@ def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_
     plan = plan_family(config, "yarn")
     module = model.get_submodule(plan.config.site.path)
     assert type(module) is plan.config.site.rotary_class
-    after = CONFIG_MAPPING[config.model_type].from_dict(plan.apply(config.to_dict()))
+    after = CONFIG_MAPPING[config.model_type].from_dict(applied(plan, config.to_dict()))
     now = Frequencies(
         plan.config.rope.inv_freq(), plan.config.rope.carried_attention_factor
     )

@@ -128,14 +128,15 @@ def test_a_scaled_model_is_saved_as_longrope_without_the_keys_of_its_scaling(nam
 def test_no_attention_factor_is_derived_within_the_original_context_length(to, a):
     """The second value is the result of the formula at 100 tokens."""
     scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
-    for form in saved_ropes(
-        scaling, LLAMA_2, {"rope_type": "default", "rope_theta": 1e4}, to
-    ):
-        assert form.rope_parameters["original_max_position_embeddings"] == to
-        assert form.rope_parameters.get("long_mscale", 1.0) == a
-        stock = stock_table(form.rope_parameters, LLAMA_2, reach=max(to, 2))
-        assert torch.equal(stock.inv_freq, form.frequencies.inv_freq)
-        assert stock.attention_factor == form.frequencies.attention_factor
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    forms = list(saved_ropes(scaling, LLAMA_2, default, to))
+    assert forms
+    for parameters, frequencies in forms:
+        assert parameters["original_max_position_embeddings"] == to
+        assert parameters.get("long_mscale", 1.0) == a
+        stock = stock_table(parameters, LLAMA_2, reach=max(to, 2))
+        assert torch.equal(stock.inv_freq, frequencies.inv_freq)
+        assert stock.attention_factor == frequencies.attention_factor
 
 
 # The attention factor of YaRN for engines that use mscale and mscale_all_dim instead.

@@ -186,11 +186,8 @@ def test_a_scaled_file_is_scaled_on_top(tmp_path):
         ropepatch.Rope(DIM, BASE, WINDOW)
     )
     torch.testing.assert_close(twice.plan.source.config.rope.inv_freq(), once.inv_freq)
-    with pytest.raises(
-        RopepatchError, match="qwen3 does not support this yarn"
-    ) as error:
+    with pytest.raises(RopepatchError, match="qwen3 does not support this yarn"):
         ropepatch.plan(source, 1024)
-    assert "linear" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(

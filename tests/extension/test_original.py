@@ -13,7 +13,7 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.patching import plan_of_record
 from ropepatch.extension.record import read
-from ropepatch.extension.writing import write
+from ropepatch.extension.writing import check
 from ropepatch.model.checkpoint import Checkpoint
 
 STATED, TRAINED, TARGET = 80, 64, 256
@@ -65,7 +65,7 @@ def test_yarn_for_qwen3_is_written_as_published(tmp_path):
     model.save_pretrained(tmp_path / "source")
     plan = ropepatch.plan(tmp_path / "source", to="4x", original="32k")
     assert plan.target == 131_072
-    written = write(plan, tmp_path / "out").path
+    written = check(plan, tmp_path / "out").write().path
     raw = json.loads((written / "config.json").read_text())
     assert raw["max_position_embeddings"] == 131_072
     theta = raw["rope_parameters"]["rope_theta"]
@@ -91,27 +91,30 @@ def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(
     model = AutoModelForCausalLM.from_pretrained(source)
     with ropepatch.patch(model, method, to=TARGET, original=TRAINED) as handle:
         patched = handle.plan if method == "yarn" else handle.distances
-        assert patched == (plan if method == "yarn" else plan.method)
+        if method == "yarn":
+            assert patched.to_dict() == plan.to_dict()
+        else:
+            assert patched == plan.method
     record = read(ropepatch.extend(plan, tmp_path / "out", reading=False).folder)
     assert (record.original, record.original_max_position_embeddings) == (
         TRAINED,
         TRAINED,
     )
     if method == "yarn":
-        assert (
-            plan_of_record(record, Checkpoint.find(source, original=record.original))
-            == plan
-        )
+        found = Checkpoint.find(source, original=record.original)
+        assert plan_of_record(record, found).to_dict() == plan.to_dict()
 
 
 def test_an_original_length_equal_to_config_json_changes_nothing(source):
     for same in (STATED, "1x"):
-        given = ropepatch.plan(source, to=TARGET, original=same)
-        assert given == ropepatch.plan(source, to=TARGET)
-        assert "original" not in given.to_dict()
-    assert ropepatch.plan(source, to=TARGET, original="0.8x") == ropepatch.plan(
-        source, to=TARGET, original=TRAINED
+        given = ropepatch.plan(source, to=TARGET, original=same).to_dict()
+        assert given == ropepatch.plan(source, to=TARGET).to_dict()
+        assert "original" not in given
+    share, tokens = (
+        ropepatch.plan(source, to=TARGET, original=original).to_dict()
+        for original in ("0.8x", TRAINED)
     )
+    assert share == tokens
 
 
 def test_measurements_use_the_given_original_length():
@@ -145,7 +148,7 @@ def test_an_original_length_with_a_plan_or_for_a_scaled_model_is_rejected(
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
     with pytest.raises(RopepatchError, match=r"a plan already sets .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
-    out = write(plan, tmp_path / "out").path
+    out = check(plan, tmp_path / "out").write().path
     with pytest.raises(
         RopepatchError,
         match=f"`original` is {TRAINED}, but this model is already scaled",

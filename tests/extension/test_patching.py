@@ -1,10 +1,8 @@
 """The invariants of a patched model (design, section 3), on tiny random LLaMA models."""
 
-import logging
-
 import pytest
 import torch
-from methods import example
+from methods import applied, example
 from swaps import logits, lora
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -57,7 +55,7 @@ def test_models_that_cannot_be_patched_are_rejected(model):
     for scaling, more in ((4, {}), (linear, {"beta": 2})):
         with pytest.raises(
             RopepatchError,
-            match=r"needs a plan|already has all its parameters, got also beta",
+            match=r"unknown method|already has all its parameters, got also beta",
         ):
             ropepatch.patch(model, scaling, **more)
 
@@ -113,14 +111,11 @@ def test_an_absent_config_value_is_absent_after_removal(ids):
     assert model.config.head_dim is None
 
 
-def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
-    with caplog.at_level(logging.INFO, logger="ropepatch"):
-        handle = ropepatch.patch(model, plan_for(model))
+def test_a_patch_shows_in_print_and_in_active(model):
+    handle = ropepatch.patch(model, plan_for(model))
     assert "ScaledRope(yarn, 64 -> 256 tokens, factor=4" in str(model)
     assert "yarn" in repr(handle)
     assert ropepatch.active(model).plan == handle.plan
-    (line,) = caplog.messages
-    assert line.startswith("LlamaForCausalLM: rope stock -> yarn, 64 -> 256 tokens")
     handle.remove()
     assert "removed" in repr(handle)
     assert ropepatch.active(model) is None
@@ -129,7 +124,7 @@ def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
 def test_the_plan_of_another_model_is_rejected(model):
     plan = plan_for(model)
     other = tiny_model("llama", max_position_embeddings=128)
-    with pytest.raises(RopepatchError, match=r"is 64, this model.s is 128"):
+    with pytest.raises(RopepatchError, match="the plan is for another model"):
         ropepatch.patch(other, plan)
     assert ropepatch.active(other) is None
 
@@ -152,7 +147,7 @@ def test_unscaled_layers_keep_their_frequencies(tmp_path):
     """In modernbert-decoder the older flat keys also apply to sliding layers."""
     model = tiny_model("modernbert-decoder")
     plan = ropepatch.plan(model, to=256, method="linear")
-    changed = type(model.config).from_dict(plan.apply(model.config.to_dict()))
+    changed = type(model.config).from_dict(applied(plan, model.config.to_dict()))
     assert (
         changed.rope_parameters["sliding_attention"]
         == model.config.rope_parameters["sliding_attention"]
@@ -230,7 +225,7 @@ def test_a_patched_model_can_be_exported(model, ids):
 
 @pytest.mark.parametrize(
     "more",
-    [{"layers": "sliding"}, {"layers": "nonsense"}, {"to": 512}, {"original": 32}],
+    [{"to": 512}, {"original": 32}],
 )
 def test_a_plan_takes_no_further_arguments(model, more):
     with pytest.raises(RopepatchError, match="a plan already sets "):

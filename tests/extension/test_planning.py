@@ -64,10 +64,9 @@ def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(
     )
     assert made.source.config.rope.original_max_position_embeddings == window
     assert made.factor == 512 / window
-    (line,) = said(made, "already scaled")
-    assert ("(assumed)" in line) == bool(other)
+    assert len(said(made, "already scaled")) == 1
     guesses = said(made, "max_sequence_length")
-    assert len(guesses) == bool(other)
+    assert len(guesses) == (stated != 4 * WINDOW)
     assert all(str(number) in guesses[0] for number in (window, other) if other)
     assert made.changes.get("max_sequence_length", 512) == 512
     assert "max_sequence_length" in made.changes or stated is None
@@ -109,12 +108,7 @@ def test_methods_extend_scaled_models_and_the_plan_states_how_they_compose(
         ),
         ({"to": "33x"}, "2112 tokens are 33 times the original length"),
         ({"to": "32768k"}, "no published method exceeds 32 times"),
-        ({"to": (1 << 24) + 1}, "get the same angle"),
         ({"to": "32x"}, None),
-        (
-            {"to": "4x", "method": "abf", "rope_theta": 5000.0},
-            "rope_theta 5000 is not above the model's 10000",
-        ),
         ({"to": "4x", "method": "abf", "rope_theta": 5e5}, None),
         ({"to": 100}, None),
     ],
@@ -279,16 +273,6 @@ def test_a_language_model_at_the_top_level_is_extended_completely(tmp_path):
     assert_as_patched(model, "linear", out)
 
 
-def test_a_plan_warns_of_flatter_attention_and_pickled_weights(tmp_path):
-    config(tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
-    flatter, pickle, *_ = ropepatch.plan(
-        tmp_path, to="4x", attention_factor=0.1
-    ).warnings
-    assert flatter.startswith("attention factor 0.1 flattens attention")
-    assert pickle.startswith("the weights are a pickle (pytorch_model.bin)")
-
-
 def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_path):
     made = ropepatch.plan(config(tmp_path, LINEAR), to="2x", method="linear")
     assert made.rope_parameters["rope_type"] == "linear"
@@ -355,7 +339,7 @@ def test_the_list_of_models_with_rope_in_local_layers_is_complete():
         check_local_rope(model_type)
 
 
-def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
+def test_a_model_with_rope_in_local_layers_only_is_not_scaled(tmp_path):
     model = tiny_model("cohere2")
     model.save_pretrained(tmp_path)
     for made in (model, tmp_path):
@@ -364,13 +348,7 @@ def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
             match=r"uses RoPE only in its sliding-window layers \(1 of 2, 64 tokens\)",
         ):
             ropepatch.plan(made, to="4x")
-        assert said(
-            ropepatch.plan(made, to="4x", layers="sliding"),
-            "are the only ones with RoPE",
-        )
-        assert not said(
-            ropepatch.plan(made, to="4x", method="none"), "are the only ones with RoPE"
-        )
+        assert ropepatch.plan(made, to="4x", method="none").target == 4 * WINDOW
     for verb in (
         ropepatch.patch,
         lambda *given, **named: ropepatch.extend(tmp_path, tmp_path / "out", to="4x"),
@@ -379,14 +357,10 @@ def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
             RopepatchError, match="uses RoPE only in its sliding-window layers"
         ):
             verb(model, to="4x")
-    with ropepatch.patch(model, to="4x", layers="sliding"):
-        assert model.config.max_position_embeddings == 4 * WINDOW
     assert said(
         ropepatch.plan(tiny_model("gemma2"), to="4x"),
         "1 of 2 layers have a sliding window of 64 tokens and share",
     )
-    with pytest.raises(RopepatchError, match="LlamaForCausalLM does not"):
-        ropepatch.plan(tiny_model("llama"), to="4x", layers="sliding")
 
 
 @pytest.mark.parametrize("factor", [1.0625, 4.0625, 7.8125, 1.3333])
@@ -397,7 +371,8 @@ def test_a_factor_alone_sets_the_nearest_whole_target(
     folder = config(tmp_path, max_position_embeddings=32_768)
     made = ropepatch.plan(folder, factor=factor, method=method)
     assert made.target == round(factor * 32_768)
-    assert made == ropepatch.plan(folder, method=make_scaling(method, factor=factor))
+    by_object = ropepatch.plan(folder, method=make_scaling(method, factor=factor))
+    assert made.to_dict() == by_object.to_dict()
     assert not said(made, "not the target")
     shown = run_here(
         "plan", folder, "--method", method, "--set", f"factor={factor}", "--json"
@@ -407,7 +382,7 @@ def test_a_factor_alone_sets_the_nearest_whole_target(
 
 @pytest.mark.parametrize("factor", ["4", 0.5, float("nan"), float("inf"), True])
 def test_a_factor_that_is_no_number_from_1_is_rejected(factor, tmp_path):
-    with pytest.raises(RopepatchError, match="factor must be a number from 1"):
+    with pytest.raises(RopepatchError, match="yarn: factor must be"):
         ropepatch.plan(config(tmp_path), factor=factor)
 
 

@@ -213,7 +213,9 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def extended(source, tmp_path_factory) -> Path:
     made = ropepatch.plan(source, to="4x", method="self-extend")
-    return writing.write(made, tmp_path_factory.mktemp("extended") / "mapped").path
+    return (
+        writing.check(made, tmp_path_factory.mktemp("extended") / "mapped").write().path
+    )
 
 
 @pytest.fixture
@@ -264,7 +266,7 @@ def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeyp
     with pytest.raises(
         RopepatchError, match="computes other logits from the written checkpoint"
     ):
-        writing.write(made, tmp_path / "out")
+        writing.check(made, tmp_path / "out").write()
     monkeypatch.setattr(
         changes, "remapping_code", lambda *_: "raise SystemError('broken')"
     )
@@ -273,7 +275,7 @@ def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeyp
         RopepatchError,
         match=r"transformers cannot run the written checkpoint: .*broken",
     ):
-        writing.write(made, tmp_path / "out")
+        writing.check(made, tmp_path / "out").write()
     assert not (tmp_path / "out").exists()
 
 
@@ -283,7 +285,7 @@ def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(
     def refused(folder: Path, words: str, **options: Any) -> None:
         made = ropepatch.plan(folder, to="4x", method="rerope")
         with pytest.raises(RopepatchError, match=words):
-            writing.write(made, tmp_path / "out", **options)
+            writing.check(made, tmp_path / "out", **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(

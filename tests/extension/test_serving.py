@@ -14,14 +14,15 @@ from checkpoint_folders import edit_json
 from engine_rules import RULES, by_yarn, plain, yarn
 from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
-from methods import example
+from methods import applied, example
 from scaling_files import write_scaling
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, serving
-from ropepatch.scaling import METHODS, formulas
+from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, Serving, serving
+from ropepatch.files import json_text
+from ropepatch.scaling import METHODS
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
@@ -67,7 +68,7 @@ def test_overridden_keys_equal_the_written_config(engine, case, parameters):
     }
     config |= json.loads(given[OVERRIDES[engine]])
     overridden = RULES[ROW[engine]](config, target, int(given[LENGTH[engine]]))
-    written = RULES[ROW[engine]](plan.apply(raw), target, target)
+    written = RULES[ROW[engine]](applied(plan, raw), target, target)
     assert np.array_equal(overridden.inv_freq, written.inv_freq)
     assert (overridden.attention_factor, overridden.reach) == (
         written.attention_factor,
@@ -77,9 +78,10 @@ def test_overridden_keys_equal_the_written_config(engine, case, parameters):
 
 @pytest.mark.parametrize(("case", "parameters"), SAYABLE.items())
 def test_the_options_of_llama_cpp_give_frequencies_and_attention_factor(
-    case, parameters
+    case, parameters, tmp_path
 ):
-    plan = planned(case, **parameters)
+    file = write_gguf(tmp_path / "llama.gguf")
+    plan = ropepatch.plan(file, to="4x", method=case.partition(",")[0], **parameters)
     check_switches(serving(plan, "llama.cpp").commands[-1], plan)
 
 
@@ -109,28 +111,12 @@ def check_switches(command, plan):
     assert given["llama.context_length"] == f"int:{plan.target}"
 
 
-@pytest.mark.parametrize("parameters", [{}, {"attention_factor": 1.5}], ids=str)
-def test_a_gguf_file_is_served_with_the_same_options(parameters, tmp_path):
-    file = write_gguf(tmp_path / "llama.gguf")
-    plan = ropepatch.plan(file, to="4x", **parameters)
-    check_switches(serving(plan, "llama.cpp").commands[-1], plan)
-    by_table = serving(ropepatch.plan(file, to="4x", method="llama3"), "llama.cpp")
-    assert by_table.commands[0].startswith(f"ropepatch extend {file} ")
-
-
 # Printed `ropepatch` commands, which are run
 
 MODELS = {
     "llama": {"model_type": "llama"},
-    "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "max_position_embeddings": 160},
     "scaled llama": {"model_type": "llama", "rope_scaling": LLAMA_3},
-    "linear llama": {
-        "model_type": "llama",
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-    },
-    "gemma": {"model_type": "gemma3_text"},
-    "exaone4": {"model_type": "exaone4"},
 }
 TARGET = 1024
 OTHER: dict[str, Any] = {  # another value of each parameter
@@ -169,24 +155,8 @@ ASKED = [
         for name in METHODS
         for given in options_of(name)
     ),
-    *(("qwen2", {"method": name}) for name in METHODS if name in formulas()),
-    *(
-        ("qwen3", {"method": name, "original": WINDOW})
-        for name in ("yarn", "ntk", "linear", "llama3")
-    ),
-    *(
-        ("scaled llama", {"method": name})
-        for name in ("none", "linear", "ntk", "yarn", "p-rope")
-    ),
-    *(
-        ("linear llama", {"method": name})
-        for name in ("none", "linear", "ntk", "yarn", "llama3")
-    ),
-    *(("gemma", {"method": name}) for name in ("linear", "ntk", "yarn", "llama3")),
-    *(
-        ("exaone4", {"method": name, "layers": "sliding"})
-        for name in ("linear", "yarn")
-    ),
+    ("qwen3", {"method": "ntk", "original": WINDOW}),
+    ("scaled llama", {"method": "linear"}),
 ]
 
 
@@ -205,51 +175,39 @@ def model_folder(place: Path, name: str) -> Path:
     return place
 
 
-def convert(plan: Plan, place: Path) -> None:
-    """Write the file that llama.cpp's converter makes of a model."""
-    rope, architecture = (
-        plan.config.rope,
-        plan.source.config.model_type.removesuffix("_text"),
-    )
-    stated = plan.config.raw.get("rope_scaling") or {}
-    keys: dict[str, Any] = {
-        "rope.freq_base": rope.rope_theta,
-        "context_length": plan.source.config.reach,
-    }
-    if plan.source.config.original_window:
-        keys["context_length"] = plan.source.config.stated_length
-    if stated.get("rope_type") == "linear":
-        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": stated["factor"]}
-    table = None
-    if stated.get("rope_type") == "llama3":
-        table = (plain(BASE, DIM) / rope.inv_freq().double().numpy()).astype(np.float32)
-    write_gguf(place, architecture, table=table, **keys)
-
-
 @pytest.mark.parametrize(("name", "asked"), ASKED, ids=str)
 def test_a_printed_command_gives_the_plan_that_is_shown(
     name, asked, tmp_path, run_here
 ):
     plan = ropepatch.plan(model_folder(tmp_path / "model", name), to=TARGET, **asked)
-    lines = [line for engine in ENGINES for line in serving(plan, engine).commands]
-    for line in dict.fromkeys(lines):
-        if not line.startswith("ropepatch extend "):
-            continue
-        words = shlex.split(line)[1:]
-        if words[1] != "FILE.gguf":
-            done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
-            assert json.loads(done.stdout) == json.loads(plan.to_json())
-            continue
-        convert(plan, tmp_path / "FILE.gguf")
-        done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
-        made, wanted = json.loads(done.stdout), plan.frequencies()
-        assert made["target"] == plan.target
-        np.testing.assert_allclose(
-            made["inv_freq"], wanted.inv_freq, rtol=2e-6, atol=1e-20
-        )
-        assert made["attention_factor"] == pytest.approx(
-            wanted.attention_factor, rel=1e-6
-        )
+    assert made_by(serving(plan, "mlx-lm"), tmp_path, run_here) == data(plan)
+
+
+@pytest.mark.parametrize("engine", GGUF_ENGINES)
+def test_a_checkpoint_is_served_by_the_plan_of_its_gguf_file(
+    engine, tmp_path, run_here
+):
+    folder = model_folder(tmp_path / "model", "qwen3")
+    asked = {"to": TARGET, "method": "ntk", "original": WINDOW}
+    (command,) = serving(ropepatch.plan(folder, **asked), engine).commands
+    file = write_gguf(tmp_path / "FILE.gguf", "qwen3", context_length=160)
+    assert command.endswith(f" --for {engine}")
+    run_here(*shlex.split(command)[1:], cwd=tmp_path)
+    plan = ropepatch.plan(file, **asked)
+    if engine == "ollama":
+        made = made_by(serving(plan, engine), tmp_path, run_here)
+        assert made["inv_freq"] == data(plan)["inv_freq"]
+
+
+def data(plan: Plan) -> Any:
+    return json.loads(json_text(plan.to_dict()))
+
+
+def made_by(served: Serving, place: Path, run_here: Any) -> Any:
+    """The plan that the first printed command makes."""
+    words = shlex.split(served.commands[0])
+    assert words[:2] == ["ropepatch", "extend"]
+    return json.loads(run_here(*words[1:], "--dry-run", "--json", cwd=place).stdout)
 
 
 def test_the_command_for_a_hub_model_names_its_commit(
@@ -265,30 +223,9 @@ def test_the_command_for_a_hub_model_names_its_commit(
             "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub")
         )
         plan = ropepatch.plan("a/model", to=256, revision="main")
-        (command, _) = serving(plan, "mlx-lm").commands
-        assert f"--revision {plan.source.revision}" in command
-        done = run_here(*shlex.split(command)[1:], "--dry-run", "--json", cwd=tmp_path)
-        assert json.loads(done.stdout) == plan.to_dict()
-
-
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [("llama3", {}), ("ntk-fixed", {}), ("yarn", {"truncate": False})],
-)
-@pytest.mark.parametrize("engine", GGUF_ENGINES)
-def test_llama_cpp_serves_no_table_in_a_graph_that_reads_none(
-    engine, method, more, tmp_path
-):
-    plan = ropepatch.plan(
-        model_folder(tmp_path / "model", "qwen2"), to="4x", method=method, **more
-    )
-    served = serving(plan, engine)
-    assert (served.commands, served.why_not) == (
-        (),
-        f"llama.cpp's qwen2 does not support this {method}",
-    )
-    row = next(line for line in plan.engines if line.engine == "llama.cpp")
-    assert row.reads == ("partly" if method == "yarn" else "no")
+        served = serving(plan, "mlx-lm")
+        assert f"--revision {plan.source.revision}" in served.commands[0]
+        assert made_by(served, tmp_path, run_here) == data(plan)
 
 
 def test_a_method_file_is_printed_with_its_parameters(tmp_path):
@@ -330,17 +267,6 @@ def test_options_of_llama_cpp_do_not_reach_sliding_window_layers(tmp_path):
     served = serving(ropepatch.plan(file, to="4x"), "llama.cpp")
     assert "sliding-window layers" in served.why_not
     assert served.commands[0].startswith("ropepatch extend ")
-
-
-def test_linear_options_scale_on_top_of_a_table_in_the_file(tmp_path):
-    plan = ropepatch.plan(
-        model_folder(tmp_path / "model", "scaled llama"), to=TARGET, method="linear"
-    )
-    given = options(serving(plan, "llama.cpp").commands[-1])
-    scale = float(given["--rope-scale"])
-    assert np.allclose(
-        plan.frequencies().inv_freq, plan.config.rope.inv_freq() / scale, rtol=1e-6
-    )
 
 
 @pytest.mark.parametrize(

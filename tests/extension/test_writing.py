@@ -54,7 +54,14 @@ def plan(source: Path, method: str = "yarn", **parameters) -> ropepatch.Plan:
 
 
 def extend(source: Path, out: Path, method: str = "yarn", **options) -> Path:
-    return checkpoint_module.write(plan(source, method), out, **options).path
+    return written(plan(source, method), out, **options)
+
+
+def written(
+    made: ropepatch.Plan, out: Path, include=(), link=False, progress=None
+) -> Path:
+    copy = checkpoint_module.check(made, out, link=link, include=include)
+    return copy.write(progress, link=link).path
 
 
 def read(path: Path) -> dict:
@@ -199,7 +206,7 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
     made = plan(source)
     ropepatch.extend(made, out)
     record = read(out / "ropepatch.json")
-    assert record == json.loads(made.to_json()) | {
+    assert record == made.to_dict() | {
         "model": source.name,  # no path of this machine for a folder
         "verified": {
             "frequencies": "equal",
@@ -391,17 +398,10 @@ def test_only_the_frequencies_of_quantised_models_are_compared(source, out):
     assert verified["logits"] == "not compared: quantised weights"
 
 
-def test_unknown_quantisation_is_ignored_and_a_missing_package_is_named(source, out):
+def test_unknown_quantisation_is_ignored(source, out):
     edit_json(source / "config.json", quantization_config={"quant_method": "nope"})
     extend(source, out)
     assert read(out / "ropepatch.json")["verified"]["compared"]
-    edit_json(
-        source / "config.json",
-        quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True},
-    )
-    (warning,) = ropepatch.plan(source, to=256).warnings
-    assert "bitsandbytes" in warning
-    assert "not compared" in warning
 
 
 def test_unquantised_weights_must_fit_the_model_despite_quantization_config(
@@ -597,7 +597,7 @@ def test_too_little_disk_space_is_reported_before_copying(
         checkpoint_module, "clone_files", lambda *a, **k: pytest.fail("copied")
     )
     with pytest.raises(
-        RopepatchError, match=r"needs [\d.]+ [kM]B, .* has 1\.0 kB free"
+        RopepatchError, match=r"the copy needs [\d.]+ GB, .* has [\d.]+ GB free"
     ) as caught:
         extend(source, out)
     assert "`link_weights`" in caught.value.hint

@@ -45,7 +45,11 @@ def checkpoint(shared, tmp_path_factory):
             steps = torch.linspace(0, 1, size, dtype=torch.float64)
             parameters["long_factor"] = tuple((factor ** steps.pow(0.5)).tolist())
         plan = ropepatch.plan(source, to=f"{factor}x", method=method, **parameters)
-        folder = writing.write(plan, tmp_path_factory.mktemp("checkpoint") / "out").path
+        folder = (
+            writing.check(plan, tmp_path_factory.mktemp("checkpoint") / "out")
+            .write()
+            .path
+        )
         return folder, make_reading(Checkpoint(folder))
 
     return made
@@ -126,7 +130,11 @@ UNNAMED = [
 def fingerprints(tmp_path_factory):
     """`tiny` extended with YaRN, and its fingerprints by their number of hypotheses."""
     plan = ropepatch.plan("tiny", to="4x", method="yarn")
-    folder = writing.write(plan, tmp_path_factory.mktemp("fingerprints") / "out").path
+    folder = (
+        writing.check(plan, tmp_path_factory.mktemp("fingerprints") / "out")
+        .write()
+        .path
+    )
     reading = make_reading(Checkpoint(folder))
     two = {name: reading.tops[name] for name in (RIGHT, UNSCALED)}
     return folder, {2: reading.model_copy(update={"tops": two}), 6: reading}
@@ -169,7 +177,7 @@ def test_a_right_engine_is_right_in_every_precision(
 
 def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
     plan = ropepatch.plan("tiny", to="4x", method="linear")
-    folder = writing.write(plan, tmp_path / "out").path
+    folder = writing.check(plan, tmp_path / "out").write().path
     reading = make_reading(Checkpoint(folder))
     base = Checkpoint(folder).config.rope_parameters["rope_theta"]
     engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
@@ -186,9 +194,11 @@ def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscale
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
     model.save_pretrained(source)
-    folder = writing.write(
-        ropepatch.plan(source, to="4x", method=method), tmp_path / "out"
-    ).path
+    folder = (
+        writing.check(ropepatch.plan(source, to="4x", method=method), tmp_path / "out")
+        .write()
+        .path
+    )
     reading = make_reading(Checkpoint(folder))
     assert judge(reading, answers(folder, reading)).verdict == verdict
 

@@ -4,16 +4,16 @@ import ast
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 from tiny_models import COMPOSITE_TYPES, ROTARY_TYPES, tiny_config
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
-import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.planning import Plan
-from ropepatch.model.architectures import ROPE_IN_LOCAL_LAYERS
+from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.model.checkpoint import InMemory
 
 MODELS = Path(transformers.__file__).parent / "models"
 ROTARY_CLASS = re.compile(
@@ -76,17 +76,13 @@ def refusal(model_type: str) -> str | None:
     return None
 
 
-def asked(model_type: str) -> dict[str, str]:
-    """Arguments that a plan for such a language model requires."""
-    return {"layers": "sliding"} if model_type in ROPE_IN_LOCAL_LAYERS else {}
+def plan_family(model: Any, method: str) -> Plan:
+    """A plan for four times the original length of a tiny model, or of its config.
 
-
-def plan_family(model: object, method: str) -> Plan:
-    """A plan for four times the original length of a tiny model, or of its config."""
+    It also scales models whose RoPE is in sliding-window layers only, as `ropepatch eval` can.
+    """
     config = getattr(model, "config", model).get_text_config()
     window = getattr(config, "max_position_embeddings", 64)
     scaled = method == "yarn" and plan_family(model, "ntk").config.rope.is_scaled
     given = {"ramp": "rotations"} if scaled else {}
-    return ropepatch.plan(
-        model, to=4 * window, method=method, **given, **asked(config.model_type)
-    )
+    return plan_method(InMemory.of(model), method, given, 4 * window)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ropepatch.extension.planning import Plan
 from ropepatch.scaling import METHODS, Scaling
 from ropepatch.scaling.rope import Rope
 
@@ -55,3 +56,8 @@ def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
     return METHODS[name](
         factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required}
     )
+
+
+def applied(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
+    """The content of config.json after the extension."""
+    return plan.config.read_from(raw).changed(plan.change.keys).raw

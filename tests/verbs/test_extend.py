@@ -43,7 +43,7 @@ def test_a_plan_is_extended_without_training(plain):
         for extension in (plain, far)
     ]
     assert titles == ["tokens per rotation", "effective distance, tokens"]
-    assert "logits equal" in plain._repr_html_()
+    assert "logits equal" in plain.outcome()
 
 
 def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeyp
 
 def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path):
     once = ropepatch.extend("tiny", tmp_path / "out", to=512, reading=False)
-    assert not (once / "reading.json").exists()
+    assert not (once.folder / "reading.json").exists()
     for other in ({"to": 1024}, {"to": 512, "method": "ntk"}):
         (refusal,) = ropepatch.extend(
             "tiny", tmp_path / "out", **other, dry_run=True
@@ -88,7 +88,7 @@ def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path
     assert lines[-1].endswith("out is already written")
     assert again.record == once.record
     assert (
-        once / "reading.json"
+        once.folder / "reading.json"
     ).is_file()  # which the first call was told to leave out
 
 
@@ -172,7 +172,7 @@ def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_inc
         to="2k",
         include=["examples/*", "note*"],
         say=lines.append,
-    )
+    ).folder
     stays = {
         "credentials.json",
         "id_rsa",

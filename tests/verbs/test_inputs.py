@@ -60,29 +60,6 @@ def test_method_all_selects_every_candidate(methods, suites):
     assert {method.name for method in suites[0].methods} == {*candidates()}
 
 
-@pytest.mark.parametrize(
-    ("call", "message", "hint"),
-    [
-        (
-            lambda: ropepatch.plan("tiny", too="2x"),
-            "yarn has no parameter 'too'",
-            "did you mean to?",
-        ),
-        (
-            lambda: ropepatch.extend("tiny", to="2x", metod="ntk"),
-            "no parameter 'metod'",
-            "did you mean method?",
-        ),
-    ],
-)
-def test_the_error_of_an_unknown_argument_suggests_the_nearest_name(
-    call, message, hint
-):
-    with pytest.raises(RopepatchError, match=message) as caught:
-        call()
-    assert hint in caught.value.hint
-
-
 def test_functions_on_loaded_models_accept_the_same_arguments_as_commands(tmp_path):
     model, tokenizer = ropepatch.load("tiny", device="cpu")
     answers = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)

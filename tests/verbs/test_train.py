@@ -88,7 +88,7 @@ def test_a_repeated_call_reports_that_it_is_finished(resumed, place):
 def test_an_extension_is_a_path_with_record_and_short_context_check(resumed, place):
     extension, _ = resumed
     assert os.fspath(extension) == str(extension) == str(place / "called")
-    assert extension / "config.json" == place / "called" / "config.json"
+    assert extension.folder / "config.json" == place / "called" / "config.json"
     assert (
         AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings
         == 512
@@ -97,7 +97,7 @@ def test_an_extension_is_a_path_with_record_and_short_context_check(resumed, pla
     assert plan.config.rope.original_max_position_embeddings == 512
     assert extension.record == read_json(place / "called" / "ropepatch.json")
     assert extension.check.to_dict() == extension.record["training"]["short_context"]
-    assert "short-context loss" in extension._repr_html_()
+    assert "short-context loss" in str(extension.check)
 
 
 def test_the_folder_name_ends_with_the_full_recipe_name(tmp_path):
