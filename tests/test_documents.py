@@ -24,7 +24,6 @@ from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.probing import making
-from ropepatch.verbs import compare
 
 RESULTS = ROOT / "eval" / "results"
 PROTOCOL = ROOT / "eval" / "README.md"
@@ -127,13 +126,6 @@ def test_each_ropepatch_command_in_the_documents_runs(
     monkeypatch.setattr(
         "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
     )
-    suite_of = compare.ranking_suite
-
-    def few(source, methods, loss, **more):
-        loss = loss.model_copy(update={"windows": 3})
-        return suite_of(source, methods, loss, **more | {"haystacks": 2})
-
-    monkeypatch.setattr(compare, "ranking_suite", few)
     if "--suite" not in command:  # results of a suite are reused if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
     if command.startswith(

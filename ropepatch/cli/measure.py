@@ -159,9 +159,8 @@ def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
     from ropepatch.report.plots.changes import figures_of_plans
     from ropepatch.settings import listed
 
-    drawn, left_out = participants(Checkpoint.find(model), listed(methods), to=to)
-    for name, reason in left_out.items():
-        say_on_stderr(f"warning: without {name}: {reason}")
+    source = Checkpoint.find(model)
+    drawn = participants(source, listed(methods), to=to, say=say_on_stderr)
     return figures_of_plans([plan for _, plan in drawn])
 
 

@@ -62,12 +62,8 @@ class Comparison:
 
     def kinds_of_rows(self) -> list[tuple[str, tuple[str, ...]]]:
         """The measures of the results with the keys of their places, in order."""
-        kinds = (
-            (row.measure, tuple(row.at))
-            for result in self.results.values()
-            for row in result.rows
-        )
-        return list(dict.fromkeys(kinds))
+        rows = [row for result in self.results.values() for row in result.rows]
+        return list(dict.fromkeys((row.measure, tuple(row.at)) for row in rows))
 
     @property
     def kinds(self) -> list[str]:
@@ -77,14 +73,12 @@ class Comparison:
     @property
     def series(self) -> list[Series]:
         """The measures by length, in order; never pooled over several kinds."""
-        rows = (
-            row
-            for result in self.results.values()
-            for row in result.rows
-            if by_length(row)
-        )
-        found = dict.fromkeys(Series(row.measure, row.at.get("kind")) for row in rows)  # type: ignore[arg-type]
-        return [one for one in found if (one.kind is None) == (len(self.kinds) < 2)]
+        found: dict[Series, None] = {}
+        for result in self.results.values():
+            for row in result.rows:
+                if by_length(row) and ("kind" in row.at) == (len(self.kinds) > 1):
+                    found[Series(row.measure, row.at.get("kind"))] = None
+        return [*found]
 
     @property
     def main(self) -> list[Series]:
@@ -124,34 +118,26 @@ def not_counted(base: Result) -> dict[str, str]:
     """The reason for each kind of question that does not count; see `why_not_counted`."""
     found: dict[str, dict[int, Mean]] = {}
     for row in base.of("found", "kind", "length"):
-        found.setdefault(str(row.at["kind"]), {})[row.length] = row.mean
-    asked = (
-        {"keys": base.parameters["keys"], "trained": base.model["trained"]}
-        if found
-        else {}
-    )
-    reasons = {
-        kind: why_not_counted(shares, kind=kind, **asked)
-        for kind, shares in found.items()
-    }
-    return {kind: reason for kind, reason in reasons.items() if reason}
+        found.setdefault(row.at["kind"], {})[row.length] = row.mean
+    keys, trained = base.parameters.get("keys", 1), base.model["trained"]
+    reasons = {}
+    for kind, shares in found.items():
+        reason = why_not_counted(shares, kind=kind, keys=keys, trained=trained)
+        if reason is not None:
+            reasons[kind] = reason
+    return reasons
 
 
 def few(result: Result) -> list[str]:
     """A warning if a result has too few documents or prompts."""
     rows = [row for row in result.rows if row.clusters and by_length(row)]
-    # Not all have key tokens
-    sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}
-    if not sizes or (clusters := min(sizes)) >= FEW:
+    clusters = min((len(row.clusters) for row in rows), default=FEW)
+    if clusters >= FEW:
         return []
-    unit = UNITS.get(result.task, "clusters")
+    effect = f"with fewer than {FEW} only large differences are significant"
     if clusters < FEWEST:
-        return [
-            f"{unit}: {clusters}; without {FEWEST} there is no interval, and no difference is tested"
-        ]
-    return [
-        f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant"
-    ]
+        effect = f"without {FEWEST} there is no interval, and no difference is tested"
+    return [f"{UNITS.get(result.task, 'clusters')}: {clusters}; {effect}"]
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
@@ -159,17 +145,14 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     groups: dict[tuple[Any, ...], list[Result]] = {}
     names: dict[str, str] = {}  # of models, in the first spelling
     for result in results:
-        model = dict(result.model)
+        model: dict[str, Any] = dict(result.model)
         if base := model.pop("fine_tuned_from", None):
             model["weights"] = base
-        key, settings = (
-            json.dumps(identity(of), sort_keys=True)
-            for of in (model, result.parameters)
-        )
+        key = json.dumps(identity(model), sort_keys=True)
+        settings = json.dumps(identity(result.parameters), sort_keys=True)
+        place = key, result.task, result.target, settings
+        groups.setdefault(place, []).append(result)
         names.setdefault(key, result.model["name"])
-        groups.setdefault((key, result.task, result.target, settings), []).append(
-            result
-        )
     return [_comparison(names[key], group) for (key, *_), group in groups.items()]
 
 
@@ -201,18 +184,15 @@ def _comparison(model: str, group: Sequence[Result]) -> Comparison:
 
 def first_figure(result: Result) -> str:
     """The first measure at its greatest length, with its interval, of every kind of question."""
-    kinds = result.parameters.get("kinds") or ()
-    keys = {"kind", "length"} if len(kinds) > 1 else {"length"}
-    rows = [row for row in result.rows if row.at.keys() == keys]
-    rows = [row for row in rows if row.measure == rows[0].measure]
-    lengths = [row.length for row in rows if row.length <= result.target]
-    if not lengths:
+    (group,) = comparisons([result])
+    figures, length = [], 0
+    for series in group.main:
+        row = group.last(result.label, series)
+        if row is not None:
+            length = row.length
+            interval = row.interval and f"({row.interval})"
+            figures.append(" ".join(filter(None, [series.kind, row.text, interval])))
+    if not figures:
         return ""
-    figures = []
-    for row in rows:
-        if row.length == max(lengths):
-            interval = f"({row.interval})" if row.interval else ""
-            parts = str(row.at.get("kind", "")), row.text, interval
-            figures.append(" ".join(filter(None, parts)))
-    title = measure_of(rows[0].measure).title.lower()
-    return f" at {max(lengths):,} tokens: {title} {', '.join(figures)}"
+    title = measure_of(group.main[0].measure).title.lower()
+    return f" at {length:,} tokens: {title} {', '.join(figures)}"

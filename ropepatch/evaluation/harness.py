@@ -5,27 +5,26 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.intervals import Interval, Mean
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import Row, finite
 from ropepatch.model.head import evaluating
+from ropepatch.settings import nearest
 
-NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 UNASKED = -1.0  # the value of RULER's tasks for lengths that were not requested
 
 
@@ -45,8 +44,8 @@ def run_tasks(
     out a beginning-of-sequence token that the tokenizer adds, which lm-eval would also score. No code of a
     repository is run for the tokenizer.
     """
+    lm_eval = _lm_eval("lm_eval")
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
-        evaluate = _lm_eval().simple_evaluate
         reader = _reader(model, _saved(tokenizer, folder), tasks, max_length=max_length)
         values = {
             **(metadata or {}),
@@ -54,32 +53,31 @@ def run_tasks(
             "max_length": reader.max_length,
             "add_bos_token": False,  # see loglikelihood_rolling
         }
-        manager = _manager(tasks, include_path, values)
+        named, hint = ", ".join(tasks), "extend the model to more"
         try:
-            results = evaluate(
+            results = lm_eval.simple_evaluate(
                 model=reader,
                 tasks=list(tasks),
-                task_manager=manager,
+                task_manager=_manager(tasks, include_path, values),
                 limit=limit,
-                bootstrap_iters=1000,
+                bootstrap_iters=0,  # intervals are over documents
             )
         except ImportError as error:
+            hint = f"pip install {error.name or named}"
             raise RopepatchError(
-                f"a package of {', '.join(tasks)} is missing: {_first_line(error)}",
-                hint=f"pip install {error.name}"
-                if error.name
-                else "install what lm-eval names",
+                f"a package of {named} is missing: {_first_line(error)}", hint=hint
             ) from error
         except AssertionError as error:  # no room for a prompt next to the answer
-            raise RopepatchError(
-                f"{', '.join(tasks)}: {_first_line(error)}",
-                hint="extend the model to more",
-            ) from error
+            raise RopepatchError(f"{named}: {_first_line(error)}", hint=hint) from error
         except OSError as error:  # of datasets, requests and httpx
-            offline = "HF_HUB_OFFLINE is set: only data sets in the cache can be loaded"
+            hint = "check the network"
+            if constants.HF_HUB_OFFLINE:
+                hint = (
+                    "HF_HUB_OFFLINE is set: only data sets in the cache can be loaded"
+                )
             raise RopepatchError(
-                f"lm-eval cannot load the data of {', '.join(tasks)}: {_first_line(error)}",
-                hint=offline if constants.HF_HUB_OFFLINE else "check the network",
+                f"lm-eval cannot load the data of {named}: {_first_line(error)}",
+                hint=hint,
             ) from error
     return [row for task in results["results"] for row in _rows(task, results)]
 
@@ -89,9 +87,9 @@ def check_tasks(tasks: Sequence[str], include_path: Path) -> None:
     _manager(tasks, include_path, {})
 
 
-def _lm_eval() -> Any:
+def _lm_eval(module: str) -> Any:
     try:
-        return import_module("lm_eval")
+        return import_module(module)
     except ImportError as error:
         raise RopepatchError(
             "lm-eval is needed to run its tasks", hint='pip install "ropepatch[eval]"'
@@ -100,14 +98,10 @@ def _lm_eval() -> Any:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Run lm-eval quietly and in one process; restore random states and environment afterwards."""
-    import numpy as np
-
+    """Run lm-eval quietly, and restore the random states, which it seeds."""
     logger = logging.getLogger("lm_eval")
-    level, environ = logger.level, dict(os.environ)
-    states = random.getstate(), np.random.get_state()
+    level, states = logger.level, (random.getstate(), np.random.get_state())
     logger.setLevel(logging.ERROR)
-    os.environ["DISABLE_MULTIPROC"] = "1"  # no worker processes for its bootstrap
     try:
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -117,9 +111,6 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        for name in os.environ.keys() - environ.keys():
-            del os.environ[name]
-        os.environ.update(environ)
         logger.setLevel(level)
 
 
@@ -137,22 +128,16 @@ def _manager(
     """The task manager; it lists the thousands of tasks of lm-eval only if they are needed."""
     folder = None if include_path is None else str(include_path)
     for bundled in (False, True):
-        manager = import_module("lm_eval.tasks").TaskManager(
+        manager = _lm_eval("lm_eval.tasks").TaskManager(
             include_path=folder, include_defaults=bundled, metadata=dict(metadata)
         )
         unknown = [task for task in tasks if task not in manager.all_tasks]
         if not unknown:
             return manager
-    near = [
-        name
-        for task in unknown
-        for name in get_close_matches(task, manager.all_tasks, n=1)
-    ]
+    near = nearest(unknown[0], manager.all_tasks)
     raise RopepatchError(
         f"lm-eval has no task {', '.join(unknown)}",
-        hint=f"did you mean {', '.join(near)}?"
-        if near
-        else "list them with `lm-eval ls tasks`",
+        hint=near or "list them with `lm-eval ls tasks`",
     )
 
 
@@ -163,7 +148,7 @@ def _reader(
     **options: Any,
 ) -> Any:
     """The model for lm-eval, with errors instead of truncation."""
-    huggingface = import_module("lm_eval.models.huggingface")
+    huggingface = _lm_eval("lm_eval.models.huggingface")
 
     class WholePrompts(huggingface.HFLM):  # type: ignore[name-defined,misc]
         """HFLM that raises if a prompt is too long; the original truncates it and logs a warning."""
@@ -183,12 +168,8 @@ def _reader(
             self, requests: Any, *args: Any, **kwargs: Any
         ) -> Any:
             # The last token is predicted, but no input.
-            self.refuse(
-                max(
-                    (len(context) + len(answer) - 1 for _, context, answer in requests),
-                    default=0,
-                )
-            )
+            sizes = [len(context) + len(answer) - 1 for _, context, answer in requests]
+            self.refuse(max(sizes, default=0))
             return super()._loglikelihood_tokens(requests, *args, **kwargs)
 
         def loglikelihood_rolling(self, requests: Any, **kwargs: Any) -> Any:
@@ -212,14 +193,13 @@ def _reader(
 
 
 def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
-    """The rows of a task or a group, with intervals: Wilson's for a share, else from the standard error."""
+    """The rows of a task or a group; of means over documents with intervals, Wilson's for a share."""
     scores = results["results"][task]
-    at: dict[str, Any] = {"task": task, "version": str(results["versions"].get(task))}
+    at: Any = {"task": task, "version": str(results["versions"].get(task))}
     rows = []
     for key, value in scores.items():
         metric, comma, which = key.partition(",")
-        is_number = isinstance(value, int | float)
-        if not comma or metric.endswith("_stderr") or not is_number:
+        if not comma or not isinstance(value, int | float):
             continue
         samples = [
             sample.get(metric, UNASKED)
@@ -231,25 +211,15 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
             continue
         name = metric if which == "none" else f"{metric} ({which})"
         count = len(values) or scores.get("sample_len") or 0
-        error = scores.get(f"{metric}_stderr,{which}")
-        low, high = _interval(value, error, values)
-        numbers: Any = {
-            "value": finite(float(value)),
-            "low": finite(low),
-            "high": finite(high),
-        }
-        rows.append(Row(measure=name, at=at, n=count, **numbers))
+        low = high = None
+        if values and all(isinstance(one, int | float) for one in values):
+            share = all(one in (0, 1) for one in values)
+            mean = Mean(tuple((float(one), 1.0) for one in values), share=share)
+            if math.isclose(value, mean.value):
+                _, low, high, _ = mean.figures
+        number = finite(float(value))
+        rows.append(Row(measure=name, at=at, value=number, low=low, high=high, n=count))
     return rows
-
-
-def _interval(value: float, error: object, values: Sequence[Any]) -> Interval:
-    """The 95 % interval of a mean of values, NaN if unknown."""
-    if values and all(one in (0, 1) for one in values):
-        share = Mean(tuple((float(one), 1.0) for one in values), share=True)
-        if math.isclose(value, share.value):
-            return share.interval()
-    error = float(error) if isinstance(error, int | float) else math.nan
-    return value - NORMAL * error, value + NORMAL * error
 
 
 def _first_line(error: Exception) -> str:

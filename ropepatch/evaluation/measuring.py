@@ -33,22 +33,11 @@ from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before, without_paths
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
-from ropepatch.model.cost import (
-    CARDS,
-    GIB,
-    HOUR,
-    Cost,
-    forward_bytes,
-    forward_operations,
-    kind_of,
-)
 from ropepatch.model.loading import AUTO
 from ropepatch.model.precision import (
     check_device,
     describe_placement,
     known_dtype,
-    num_parameters,
     placed,
     prefers_float32,
 )
@@ -114,19 +103,25 @@ class Subject:
         """Its context length in tokens."""
         return self.source.stock.window
 
+    @property
+    def root(self) -> Subject:
+        """The subject whose precision decides: that before fine-tuning, if there is one."""
+        return self.base or self
+
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
-        processes = self.machine.processes
+        processes, dtype = self.machine.processes, self.root.dtype
         device = processes.device
         spread = AUTO if device == AUTO else None
-        loaded = load_checkpoint(self.source, self.dtype, spread)
+        loaded = load_checkpoint(self.source, dtype, spread)
         if not spread:
             float32 = False
-            if self.dtype is None:
+            if dtype is None:
                 choose = partial(prefers_float32, device=device)
                 (float32,) = processes.deal([loaded], choose, lambda model: self.name)
             loaded = placed(loaded, device, float32=float32)
+        self.root.dtype = loaded.dtype
         for line in describe_placement(loaded):
             self.machine.say(line)
         return loaded
@@ -145,22 +140,24 @@ class Subject:
                 "fine_tuned_from": self.base.record["weights"],
             }
         rope = self.source.stock.rope
-        before = context_before(self.source.folder, weights)
-        extended: dict[str, Any] = {}
-        if before is not None:
-            extended["extended_from"] = before
-        if rope.carried_attention_factor != 1:
-            extended["attention_factor"] = rope.carried_attention_factor
-        return self.source.positions | {
+        record = self.source.positions | {
             "name": self.name,
             "revision": self.source.revision,
             "weights": weights,
             "trained": self.trained,
-            **extended,
             "rotary_dim": rope.rotary_dim,
             "rope_theta": rope.rope_theta,
             "inv_freq": rope.inv_freq().tolist(),
         }
+        before = context_before(self.source.folder, weights)
+        if before is not None:
+            record["extended_from"] = before
+        if rope.carried_attention_factor != 1:
+            record["attention_factor"] = rope.carried_attention_factor
+        return record
+
+
+Plans = dict[Subject, dict[str, Plan | None]]  # by label
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,17 +190,16 @@ class Job:
         if self.plan is not None:
             record = self.plan.to_dict()
             scaling = {key: record[key] for key in RECORDED}
-        request: dict[str, Any] = as_read(
-            {
-                "task": self.data.task,
-                "label": self.label,
-                "model": self.subject.record,
-                "scaling": scaling,
-                "target": self.to,
-                "parameters": self.data.parameters,
-            }
-        )
-        return {key: without_paths(value) for key, value in request.items()}
+        request: dict[str, Any] = {
+            "task": self.data.task,
+            "label": self.label,
+            "model": self.subject.record,
+            "scaling": scaling,
+            "target": self.to,
+            "parameters": self.data.parameters,
+        }
+        without: dict[str, Any] = without_paths(as_read(request))
+        return without
 
 
 def measure(
@@ -236,7 +232,7 @@ def measure(
                 plans[method.label] = plan_method(
                     subject.source, method.name, method.parameters, to
                 )
-            jobs += _jobs(_prepared(suite, subject.source, to), subject, plans, to)
+            jobs += _jobs(suite, {subject: plans}, to)
     return _resumed(jobs, out, progress)
 
 
@@ -257,8 +253,7 @@ def measure_extension(
     checkpoint ``fine_tuned``, called ``label``, was trained under the plan. See `measure`.
     """
     subject, to = Subject(plan.source.name, plan.checkpoint(), machine), plan.target
-    prepared = _prepared(suite, subject.source, to)
-    jobs = _jobs(prepared, subject, {BASELINE: None, plan.method.name: plan}, to)
+    plans: Plans = {subject: {BASELINE: None, plan.method.name: plan}}
     if fine_tuned is not None:
         source = Checkpoint.find(fine_tuned, weights=True)
         if source.config.frequencies.distance(plan.change.frequencies):
@@ -267,12 +262,13 @@ def measure_extension(
                 hint="pass the checkpoint that this plan produced",
             )
         after = Subject(plan.source.name, source, machine, base=subject)
-        jobs += _jobs(prepared, after, {label: plan}, to)
-    return _resumed(jobs, out, progress)
+        plans[after] = {label: plan}
+    return _resumed(_jobs(suite, plans, to), out, progress)
 
 
-def _prepared(suite: Suite, source: Checkpoint, to: int) -> dict[str, Data]:
-    """The data of a suite for one model and target, by the prefix of their file names."""
+def _jobs(suite: Suite, plans: Plans, to: int) -> list[Job]:
+    """The tasks of a suite on every model under its plans; the data are prepared for the first model."""
+    source = next(iter(plans)).source
     stock = source.stock
     goal = Goal(source.name, source.tokenizer, stock.window, to, stock.model_type)
     seen: Counter[str] = Counter()
@@ -282,20 +278,11 @@ def _prepared(suite: Suite, source: Checkpoint, to: int) -> dict[str, Data]:
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
         parts = Path(source.name).name, short_length(to), f"{task.name}{number}"
         data["-".join(map(slug, parts))] = task.prepare(goal)
-    return data
-
-
-def _jobs(
-    prepared: Mapping[str, Data],
-    subject: Subject,
-    plans: Mapping[str, Plan | None],
-    to: int,
-) -> list[Job]:
-    """Everything prepared, on one model under every plan."""
     return [
-        Job(subject, label, plan, to, data, place)
-        for place, data in prepared.items()
-        for label, plan in plans.items()
+        Job(subject, label, plan, to, one, place)
+        for subject, of_subject in plans.items()
+        for place, one in data.items()
+        for label, plan in of_subject.items()
     ]
 
 
@@ -303,33 +290,22 @@ def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[
     """The results of the jobs, after all checks that are possible in advance."""
     names = Counter(job.name for job in jobs)
     names.update({f"{job.place}-{FLOOR}" for job in jobs})
-    for name, count in names.items():
-        if count > 1:
-            raise RopepatchError(
-                f"two results would be called {name}",
-                hint="use different names for models and labels",
-            )
+    (name, count), *_ = names.most_common(1)
+    if count > 1:
+        raise RopepatchError(
+            f"two results would be called {name}",
+            hint="use different names for models and labels",
+        )
     earlier: dict[str, Result] = {}
-    precisions: dict[str, str] = {}  # by the name of the model
     for job in jobs:
-        result = None if out is None else _earlier(job, out / f"{job.name}.json")
-        if result is None:
-            continue
-        earlier[job.name] = result
-        dtype = str(result.env.get("dtype"))
-        first = precisions.setdefault(job.subject.name, dtype)
-        if dtype != first:
-            raise RopepatchError(
-                f"{out} contains results of {job.subject.name} in two precisions, {first} and {dtype}",
-                hint=f"choose another {argument('out')}, or remove those of one precision",
-            )
-    return _run(jobs, earlier, precisions, out, progress)
+        if out is not None and (file := out / f"{job.name}.json").exists():
+            earlier[job.name] = _earlier(job, file)
+    return _run(jobs, earlier, out, progress)
 
 
 def _run(
     jobs: list[Job],
     earlier: Mapping[str, Result],
-    precisions: dict[str, str],
     out: Path | None,
     progress: Progress,
 ) -> Iterator[Result]:
@@ -337,18 +313,8 @@ def _run(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     for subject, group in groupby(jobs, key=lambda job: job.subject):
-        dtype = precisions.get(subject.name)
-        if subject.dtype is None and dtype is not None:
-            # Differences between precisions must not look like differences between methods.
-            subject.dtype = known_dtype(dtype.removeprefix("torch."))
         of_subject = list(group)
-        ahead = [job for job in of_subject if job.name not in earlier]
-        if ahead:
-            _check_remappings(ahead)
-            cost = forecast(subject.model, [job.data for job in ahead])
-            if cost is not None:
-                subject.machine.say(f"to measure: {cost}")
-            precisions.setdefault(subject.name, str(subject.model.dtype))
+        _check_remapping([job for job in of_subject if job.name not in earlier])
         for job in of_subject:
             if job.plan is None and job.data.floor is not None:
                 request = job.request | {"label": FLOOR}
@@ -361,7 +327,7 @@ def _run(
         subject.forget_model()
 
 
-def _check_remappings(jobs: Sequence[Job]) -> None:
+def _check_remapping(jobs: Sequence[Job]) -> None:
     """Raise the error of a position remapping that the model does not support, before the first job."""
     for job in jobs:
         if job.plan is not None and isinstance(job.plan.method, Remapping):
@@ -369,20 +335,18 @@ def _check_remappings(jobs: Sequence[Job]) -> None:
                 return
 
 
-def _earlier(job: Job, file: Path) -> Result | None:
-    """The result in a file, with the current names of model and text."""
-    if not file.exists():
-        return None
+def _earlier(job: Job, file: Path) -> Result:
+    """The result in a file, with the current names of model and text; the others get its precision."""
     result, settings = read_result(file), job.request
+    dtype = result.env.get("dtype")
+    if job.subject.root.dtype is None and dtype is not None:
+        job.subject.root.dtype = known_dtype(dtype.removeprefix("torch."))
     earlier = {key: identity(getattr(result, key)) for key in settings}
     now = {key: identity(value) for key, value in settings.items()}
-    if job.subject.dtype is not None:
-        earlier["dtype"] = result.env.get("dtype")
-        now["dtype"] = str(job.subject.dtype)
     check_resumed(
         f"{file} was measured with other settings",
-        earlier,
-        now,
+        earlier | {"dtype": dtype},
+        now | {"dtype": str(job.subject.root.dtype)},
         hint=f"choose another {argument('out')}",
     )
     return replace(result, **settings)
@@ -395,8 +359,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)
     began = time.perf_counter()
-    length = short_length(max(job.data.reads or [job.to]))
-    bar = progress(f"{job.data.task}, {job.label}, {length}")
+    bar = progress(f"{job.data.task}, {job.label}, {short_length(job.to)}")
     with job.patched(), bar as advance:
         rows = job.data.measure(model, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
@@ -413,25 +376,3 @@ def _written(result: Result, out: Path | None, name: str, subject: Subject) -> R
     if out is not None and subject.machine.processes.first:
         result.write(out / f"{name}.json")
     return result
-
-
-def forecast(model: PreTrainedModel, data: Sequence[Data]) -> Cost | None:
-    """Estimate the cost of measurements on a device like the model's; None if their lengths are unknown."""
-    rows = Counter[int]()
-    for one in data:
-        rows.update(one.reads or {})
-    if not rows:
-        return None
-    config, weights = text_config(model.config), num_parameters(model)
-    operations = 0
-    for length, count in rows.items():
-        operations += count * forward_operations(config, weights, length)
-    kind, size = kind_of(model.device.type), model.dtype.itemsize
-    held = weights * size + forward_bytes(config, max(rows), size, cached=True)
-    return Cost(
-        steps=sum(rows.values()),
-        tokens=sum(length * count for length, count in rows.items()),
-        memory=held / GIB,
-        hours=operations / HOUR[kind],
-        card=CARDS[kind],
-    )

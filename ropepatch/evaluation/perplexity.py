@@ -11,13 +11,12 @@ import hashlib
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
-from itertools import chain, groupby, islice
+from itertools import chain, count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from ropepatch.model.head import (
 )
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, Kept, advancing
-from ropepatch.settings import whole_number
+from ropepatch.settings import key_of, whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -44,19 +43,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 256  # documents of an iterator in memory at a time
+CHUNK = (
+    1024  # positions whose logits are in memory at a time, over all windows of a batch
+)
 
 
 def perplexity(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[str | Sequence[int] | Tensor],
+    documents: Sequence[str | Sequence[int] | Tensor],
     *,
     length: int | None = None,
     window: int | None = None,
     stride: int | None = None,
     bos: bool = True,
-    chunk: int = 1024,
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
@@ -71,10 +71,10 @@ def perplexity(
     With a window and a stride, windows slide over each document, and each token counts once, in the first
     window that contains it.
 
-    Memory, in addition to the weights and one forward pass of the decoder over a batch: ``chunk`` x
-    vocabulary logits in the model's dtype and twice that in float32, 8 bytes per token of the documents held,
-    and 4 bytes per scored token. A model that cannot return single positions needs the logits of a whole
-    window at once, and logs a warning.
+    Memory, in addition to the weights and one forward pass of the decoder over a batch: the logits of 1024
+    tokens in the model's dtype and twice that in float32, 8 bytes per token of the documents, and 4 bytes per
+    scored token. A model that cannot return single positions needs the logits of a whole window at once, and
+    logs a warning.
 
     Windows of one length are batched, up to ``tokens_per_batch`` tokens. Batches depend only on the
     documents, so the order of the documents changes no bit of the result.
@@ -83,14 +83,12 @@ def perplexity(
         model: A causal language model of transformers; put in eval mode, and back into its earlier mode.
         tokenizer: The tokenizer for documents that are text, without special tokens of its own; None if all
             documents are token ids.
-        documents: Texts or token ids. A collection is tokenised whole before the first pass, an iterator 256
-            documents at a time, which are batched together.
+        documents: Texts or token ids; all are tokenised before the first pass.
         length: Tokens of each document to use, beginning-of-sequence token included; None for all.
         window: Tokens per forward pass; None for one pass.
         stride: Tokens between the beginnings of two windows, from 1 to window - 1.
         bos: Put the tokenizer's beginning-of-sequence token before each text, if it has one; token ids stay
             as they are.
-        chunk: Positions whose logits are in memory at one time.
         tokens_per_batch: The most tokens per batch; a longer window is a batch of its own. None for 8192, or
             1024 on a CPU, whose caches are too small for more.
         keep: A folder for the losses of finished batches, from which the next call with the same documents,
@@ -99,9 +97,8 @@ def perplexity(
         split: Share the batches among the processes that torchrun or accelerate started, if any; every
             process passes the same documents and gets the same curve, to the bit that of one process with as
             many threads.
-        progress: A function of (tokens done, tokens in total), both of this process, called after each batch;
-            the total is None for an iterator. True for a progress bar, in a terminal or in a notebook with
-            ipywidgets.
+        progress: A function of (tokens done, tokens in total), both of this process, called after each batch.
+            True for a progress bar, in a terminal or in a notebook with ipywidgets.
 
     Returns:
         The losses in nats, as a `LossCurve`.
@@ -112,28 +109,32 @@ def perplexity(
     """
     if length is not None:
         check_length(length)
-    window = None if window is None else whole_number("window", window)
-    stride = None if stride is None else whole_number("stride", stride)
     check_windows(window, stride)
     if tokens_per_batch is None:
         tokens_per_batch = 1024 if input_device(model).type == "cpu" else 8192
-    if chunk < 1 or tokens_per_batch < 1:
-        raise RopepatchError(
-            f"chunk and tokens_per_batch must be at least 1, got {chunk}, {tokens_per_batch}"
-        )
     config = model.config.get_text_config()
-    vocabulary = config.vocab_size
     if bos and first is None and config.model_type in BOS_IN_EACH_WINDOW:
         first = config.bos_token_id
+    rows: list[list[Window]] = []
+    for index, ids in enumerate(
+        token_ids(tokenizer, documents, bos=bos, length=length)
+    ):
+        _check_ids(ids, index, config.vocab_size)
+        rows.append(windows(index, ids[:length], window, stride, first))
+    if not rows:
+        raise RopepatchError(
+            "no documents", hint="pass at least one text or list of token ids"
+        )
+    batches = batched(chain(*rows), tokens_per_batch)
     processes = join(str(input_device(model))) if split else ALONE
-    reader = LossReader(model, chunk)
+    reader = LossReader(model)
     kept = Kept(keep)
-    tokens_read, tokens_in_all = 0, None
+    tokens_read, tokens_in_all = 0, sum(map(_tokens, processes.share(batches)))
 
     def measure(batch: list[Window]) -> list[Tensor]:
         nonlocal tokens_read
         tokens_read += _tokens(batch)
-        key = key_of(batch)
+        key = key_of_batch(batch)
         if key in kept.found:
             losses = [torch.tensor(nll, dtype=torch.float32) for nll in kept.found[key]]
         else:
@@ -142,49 +143,18 @@ def perplexity(
         advance(tokens_read, tokens_in_all)
         return losses
 
-    curve: list[Tensor] = []
-    longest = 0
     with evaluating(model), advancing(progress, "tokens") as advance:
-        for block in _blocks(documents):
-            rows: list[list[Window]] = []
-            for ids in token_ids(tokenizer, block, bos=bos, length=length):
-                index = len(curve) + len(rows)
-                checked = _check_ids(ids, index, vocabulary)[:length]
-                longest = max(longest, len(checked))
-                rows.append(windows(index, checked, window, stride, first))
-            batches = batched(
-                chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2)
-            )
-            if isinstance(documents, Sized):
-                tokens_in_all = sum(map(_tokens, processes.share(batches)))
-            losses = chain(*processes.deal(batches, measure, key_of))
-            by_window = dict(zip(chain(*batches), losses, strict=True))
-            curve += [torch.cat([by_window[one] for one in row]) for row in rows]
-    if not curve:
-        raise RopepatchError(
-            "no documents", hint="pass at least one text or list of token ids"
-        )
-    if length is not None and longest < length:
-        logger.warning("no document has %d tokens: the longest has %d", length, longest)
-    return LossCurve(tuple(curve))
+        losses = chain(*processes.deal(batches, measure, key_of_batch))
+    by_window = dict(zip(chain(*batches), losses, strict=True))
+    return LossCurve(tuple(torch.cat([by_window[one] for one in row]) for row in rows))
 
 
 def _tokens(batch: list[Window]) -> int:
     return sum(len(window.ids) for window in batch)
 
 
-def _blocks(documents: Iterable[Any]) -> Iterator[Any]:
-    """The documents in blocks: a collection in one, an iterator in many."""
-    if isinstance(documents, Sized):
-        yield documents
-        return
-    remaining = iter(documents)
-    while block := list(islice(remaining, BLOCK)):
-        yield block
-
-
-def _check_ids(ids: Tensor, index: int, vocabulary: int) -> Tensor:
-    """The ids, if they can be scored."""
+def _check_ids(ids: Tensor, index: int, vocabulary: int) -> None:
+    """Refuse ids that cannot be scored."""
     if len(ids) < 2:
         raise RopepatchError(
             f"documents[{index}] must have at least 2 tokens, got {len(ids)}",
@@ -197,7 +167,6 @@ def _check_ids(ids: Tensor, index: int, vocabulary: int) -> Tensor:
             f"documents[{index}]: token {position} is {ids[position]}, expected 0 to {vocabulary - 1}",
             hint="use the tokenizer that belongs to the model",
         )
-    return ids
 
 
 def _refuse(nll: Tensor, window: Window) -> NoReturn:
@@ -211,43 +180,28 @@ def _refuse(nll: Tensor, window: Window) -> NoReturn:
 
 
 class LossReader:
-    """Computes the losses of batches with one model.
+    """Computes the losses of batches with one model, a causal language model in eval mode."""
 
-    Args:
-        model: A causal language model, in eval mode.
-        chunk: The most positions whose logits are in memory at a time, over all windows of a batch; at least
-            two per window.
-    """
-
-    def __init__(self, model: PreTrainedModel, chunk: int) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._device = input_device(model)
-        self._chunk = chunk
         self._decoder = decoder_of(model)
-        self._warned = False
+        if self._decoder is None:
+            self._read_whole()
 
     def read(self, batch: list[Window]) -> list[Tensor]:
         """The float32 losses of each window on the CPU, from its first scored token on."""
-        device, first = self._device, batch[0].first
+        first = batch[0].first
+        ids = torch.stack([window.ids for window in batch]).to(
+            input_device(self._model)
+        )
         losses: Iterable[Tensor] | None = None
         with torch.inference_mode():
             if self._decoder is not None:
-                ids = torch.stack([window.ids for window in batch]).to(device)
-                losses = _chunked_losses(
-                    self._model, self._decoder, ids, first, self._chunk
-                )
+                losses = _chunked_losses(self._model, self._decoder, ids, first)
+                if losses is None:
+                    self._read_whole()
             if losses is None:
-                if not self._warned:
-                    name = type(self._model).__name__
-                    logger.warning(
-                        "%s: its head cannot be run in chunks; needs memory for all logits at once",
-                        name,
-                    )
-                    self._decoder, self._warned = None, True
-                losses = [
-                    _full_losses(self._model, window.ids.to(device), first, self._chunk)
-                    for window in batch
-                ]
+                losses = [_full_losses(self._model, row, first) for row in ids]
         copies = []  # because a slice keeps its whole batch in memory, and is sent with it
         for window, nll in zip(batch, losses, strict=True):
             if not nll.isfinite().all():
@@ -255,9 +209,16 @@ class LossReader:
             copies.append(nll.float().clone())
         return copies
 
+    def _read_whole(self) -> None:
+        self._decoder = None
+        logger.warning(
+            "%s: its head cannot be run in chunks; needs memory for all logits at once",
+            type(self._model).__name__,
+        )
+
 
 def _chunked_losses(
-    model: PreTrainedModel, decoder: nn.Module, ids: Tensor, first: int, chunk: int
+    model: PreTrainedModel, decoder: nn.Module, ids: Tensor, first: int
 ) -> Tensor | None:
     """Losses [B, T - first] of ids [B, T], from the logits of C positions at a time.
 
@@ -276,7 +237,7 @@ def _chunked_losses(
             or states[0].shape[:2] != ids.shape
         ):
             return None
-        for positions in torch.split(predicting, max(1, chunk // len(ids))):
+        for positions in torch.split(predicting, max(1, CHUNK // len(ids))):
             logits = logits_at(positions)
             if logits.shape[1] != len(positions):
                 return None
@@ -295,16 +256,19 @@ def _chunked_losses(
     return losses if same else None
 
 
-def _full_losses(model: PreTrainedModel, ids: Tensor, first: int, chunk: int) -> Tensor:
+def _full_losses(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
     """Losses [T - first] of ids [T], from all logits [T, V] at once."""
-    logits = model(input_ids=ids[None], use_cache=False).logits
-    if logits.shape[1] != len(ids):
+    logits = model(input_ids=ids[None], use_cache=False).logits[0]
+    if len(logits) != len(ids):
         raise RopepatchError(
-            f"{type(model).__name__} returned {logits.shape[1]} logits for {len(ids)} tokens"
+            f"{type(model).__name__} returned {len(logits)} logits for {len(ids)} tokens"
         )
-    rows, targets = logits[0, first - 1 : -1], ids[first:]
-    pairs = zip(torch.split(rows, chunk), torch.split(targets, chunk), strict=True)
-    return torch.cat([token_losses(*pair).cpu() for pair in pairs])
+    parts = zip(
+        torch.split(logits[first - 1 : -1], CHUNK),
+        torch.split(ids[first:], CHUNK),
+        strict=True,
+    )
+    return torch.cat([token_losses(*part).cpu() for part in parts])
 
 
 # Windows
@@ -345,11 +309,7 @@ def check_windows(window: int | None, stride: int | None) -> None:
             f"windows that slide need a length and a stride, got window={window}, stride={stride}",
             hint="window=4096, stride=256; or neither, for one pass",
         )
-    if window < 2:
-        raise RopepatchError(
-            f"window must be at least 2 tokens, got {window}: the first is never scored"
-        )
-    if not 1 <= stride < window:
+    if not 1 <= whole_number("stride", stride) < whole_number("window", window):
         raise RopepatchError(
             f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}",
             hint=f"a half of the window: {window // 2}",
@@ -384,28 +344,25 @@ def windows(
     return found
 
 
-def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[Window]]:
+def batched(windows: Iterable[Window], tokens: int) -> list[list[Window]]:
     """The windows in batches of equal length and first scored token, in an order of their own.
 
-    A batch has at most ``rows`` windows, and at most ``tokens`` tokens unless it is one window. The shortest
-    come first, because stock ``dynamic`` models keep the frequencies of a longer input until one within the
-    original context length.
+    A batch has at most ``tokens`` tokens unless it is one window. The shortest come first, because stock
+    ``dynamic`` models keep the frequencies of a longer input until one within the original context length.
     """
     batches = []
     ordered = sorted(windows, key=lambda window: window.identity)
     for (length, _), alike in groupby(ordered, key=lambda window: window.identity[:2]):
-        together, size = list(alike), max(1, min(rows, tokens // length))
+        together, size = list(alike), max(1, min(CHUNK // 2, tokens // length))
         batches += [
             together[begin : begin + size] for begin in range(0, len(together), size)
         ]
     return batches
 
 
-def key_of(batch: list[Window]) -> str:
+def key_of_batch(batch: list[Window]) -> str:
     """The key of the losses of a batch on disk, for one model."""
-    return hashlib.sha256(
-        repr([window.identity for window in batch]).encode()
-    ).hexdigest()
+    return key_of([window.identity for window in batch])
 
 
 # Losses
@@ -423,12 +380,6 @@ class LossCurve:
 
     nll: tuple[Tensor, ...]
     documents: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.documents is not None and len(self.documents) != len(self.nll):
-            raise RopepatchError(
-                f"{len(self.nll)} rows need the documents of as many, got {len(self.documents)}"
-            )
 
     def at(self, length: int) -> Mean:
         """The loss of the first ``length`` tokens of every row that has at least so many.
@@ -448,59 +399,32 @@ class LossCurve:
         Raises:
             RopepatchError: If no row has such a token; token 0 is never scored.
         """
-        if not 0 <= begin < end:
-            raise RopepatchError(f"need 0 <= begin < end, got begin {begin}, end {end}")
-        read = [nll[max(begin, 1) - 1 : end - 1] for nll in self.nll]
+        read = [nll[max(begin, 1) - 1 : max(end - 1, 0)] for nll in self.nll]
         return self._sum(read, f"a scored token in [{begin}, {end})")
-
-    def gain_over(self, limited: LossCurve) -> LossCurve:
-        """The gain of each token from the longer context, over ``limited``, a curve of the same tokens.
-
-        The values are the losses of ``limited`` minus those of this curve: above 0 where the longer context
-        helps.
-
-        Raises:
-            RopepatchError: If the rows differ in number, length or document.
-        """
-        shapes = [[len(nll) for nll in curve.nll] for curve in (self, limited)]
-        if shapes[0] != shapes[1] or self._indices() != limited._indices():
-            raise RopepatchError(
-                f"cannot subtract {self!r} from {limited!r}: not the same tokens",
-                hint="measure the same documents in the same order, cut to the same length, in one row each",
-            )
-        gains = tuple(
-            short - full for short, full in zip(limited.nll, self.nll, strict=True)
-        )
-        return LossCurve(gains, self.documents)
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
         """The curve with the document of each row."""
         return replace(self, documents=tuple(documents))
 
-    def _indices(self) -> tuple[int, ...]:
-        return tuple(range(len(self.nll))) if self.documents is None else self.documents
-
     def _sum(self, losses: list[Tensor], wanted: str) -> Mean:
-        if not any(map(len, losses)):
-            raise RopepatchError(
-                f"no document has {wanted}: the longest has {self._longest()} tokens"
-            )
         sums: defaultdict[int, list[float]] = defaultdict(list)
         counts: defaultdict[int, int] = defaultdict(int)
-        for index, every in zip(self._indices(), losses, strict=True):
+        for index, every in zip(self.documents or count(), losses, strict=False):
             if len(nll := every[~every.isnan()]):
                 sums[index].append(nll.sum(dtype=torch.float64).item())
                 counts[index] += len(nll)
+        if not sums:
+            raise RopepatchError(
+                f"no document has {wanted}: the longest has {self._longest} tokens"
+            )
         # fsum rounds once, so the order of the rows has no effect.
         return Mean(tuple((math.fsum(sums[index]), counts[index]) for index in sums))
 
+    @property
     def _longest(self) -> int:
-        return max((len(nll) + 1 for nll in self.nll), default=0)
+        return max(len(nll) + 1 for nll in self.nll)
 
     def __repr__(self) -> str:
-        return f"LossCurve({len(set(self._indices()))} documents, {sum(map(len, self.nll))} tokens scored)"
-
-    def __str__(self) -> str:
         heads = ("length", "documents", "tokens", "nats/token", "perplexity")
         cells = []
         for *counts, nats, perplexity in map(dict.values, self._doublings()):
@@ -509,9 +433,8 @@ class LossCurve:
 
     def _doublings(self) -> Iterator[dict[str, float]]:
         """The loss at every doubling of the length, up to the longest row."""
-        longest = self._longest()
-        powers = {2**k for k in range(4, longest.bit_length())}
-        for length in sorted(powers | {longest}):
+        powers = {2**k for k in range(4, self._longest.bit_length())}
+        for length in sorted(powers | {self._longest}):
             read = self.at(length)
             yield {
                 "length": length,
@@ -528,9 +451,6 @@ class LossCurve:
             RopepatchError: If pandas is not installed.
         """
         return data_frame(self._doublings())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 def check_length(length: int) -> None:

@@ -11,7 +11,7 @@ from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, few, not_counted
 from ropepatch.evaluation.intervals import Mean, difference, significant, summed
-from ropepatch.evaluation.results import Result, finite
+from ropepatch.evaluation.results import Result
 
 RULE = (
     "All differences are paired by document or by prompt. "
@@ -94,26 +94,24 @@ class Ranked:
             "short_context_nats_per_token": self.short_context_loss,
             "short_context_cost": self.short_context_cost,
         }
+        prompts = 0
         for kind, answers in self.answers.items():
             means[f"{kind}_found"] = answers.found
             means[f"{kind}_log_prob"] = answers.log_prob
             means[f"{kind}_log_prob_gain"] = answers.log_prob_gain
+            prompts = len(answers.found.clusters)
         columns: dict[str, Any] = {"label": self.label}
         for name, mean in means.items():
-            low, high = mean.interval()
-            columns[name] = finite(mean.value)
-            columns[f"{name}_low"] = finite(low)
-            columns[f"{name}_high"] = finite(high)
-        columns["tokens"] = round(self.loss.weight)
-        columns["documents"] = len(self.loss.clusters)
-        columns["prompts"] = max(
-            (len(answers.found.clusters) for answers in self.answers.values()),
-            default=0,
-        )
-        columns["better"] = ", ".join(self.better)
-        columns["worse"] = ", ".join(self.worse)
-        columns["helps"] = self.helps
-        return columns
+            value, low, high, _ = mean.figures
+            columns |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        return columns | {
+            "tokens": round(self.loss.weight),
+            "documents": len(self.loss.clusters),
+            "prompts": prompts,
+            "better": ", ".join(self.better),
+            "worse": ", ".join(self.worse),
+            "helps": self.helps,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,6 @@ class Ranking:
         rows: Best first, with the baseline.
         remappings: The labels of position remappings, which only transformers runs.
         controls: The labels of those that ignore distant tokens, which are never recommended.
-        fine_tuned: Whether any weights were fine-tuned.
         not_counted: For each kind of question that does not count, the reason; see `RULE`.
         not_measured: For each kind of question that was left out, the reason.
         warnings: Reasons to doubt the order.
@@ -139,7 +136,6 @@ class Ranking:
     rows: tuple[Ranked, ...]
     remappings: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
-    fine_tuned: bool = False
     not_counted: Mapping[str, str] = field(default_factory=dict)
     not_measured: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -151,16 +147,15 @@ class Ranking:
 
     @property
     def helping(self) -> list[Ranked]:
-        """The methods that can be recommended, the best first."""
-        rows = [
+        """The methods that can be recommended."""
+        return [
             row for row in self.rows if row.helps and row.label not in self.controls
         ]
-        return ordered(rows, self.kinds)
 
     @property
     def best(self) -> Ranked | None:
         """The method to use; None if no method helps."""
-        return next(iter(self.helping), None)
+        return _best(self.helping, self.kinds)
 
     @property
     def recommended(self) -> str | None:
@@ -170,8 +165,8 @@ class Ranking:
     @property
     def best_scaling(self) -> Ranked | None:
         """The best of the methods that other engines than transformers may support."""
-        rows = [row for row in self.helping if row.label not in self.remappings]
-        return next(iter(ordered(rows, self.kinds)), None)
+        scalings = [row for row in self.helping if row.label not in self.remappings]
+        return _best(scalings, self.kinds)
 
     def verdict(self, row: Ranked, kind: str) -> str:
         """Better, worse, not told apart or not counted in a kind of question; "" for the baseline."""
@@ -218,50 +213,57 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
         RopepatchError: If there is no baseline or no method, or the results differ in texts or precision.
     """
     reading, asking = _comparable(results, base)
-    uncounted = not_counted(asking[base]) if asking else {}
-    rows = [_ranked(label, base, reading, asking) for label in reading]
-    kinds = [kind for kind in rows[0].answers if kind not in uncounted]
-    remappings = {}
-    for label, result in reading.items():
-        method = str((result.scaling or {}).get("method"))
-        if method in REMAPPINGS:
-            remappings[label] = REMAPPINGS[method]
-    warnings = few(reading[base])
+    first, warnings = reading[base], few(reading[base])
+    uncounted, left_out, asked = {}, {}, list[str]()
     if asking:
         warnings += few(asking[base])
+        uncounted = not_counted(asking[base])
+        left_out = asking[base].parameters.get("left_out", {})
+        asked = [row.at["kind"] for row in asking[base].of("found", "kind", "length")]
+    kinds = [kind for kind in dict.fromkeys(asked) if kind not in uncounted]
+    rows = [_ranked(label, base, reading, asking, asked) for label in reading]
+    remappings = {}
+    for label, result in reading.items():
+        method = result.scaling["method"] if result.scaling else ""
+        if method in REMAPPINGS:
+            remappings[label] = REMAPPINGS[method]
     return Ranking(
         base=base,
-        original=int(reading[base].model["trained"]),
-        target=reading[base].target,
+        original=first.model["trained"],
+        target=first.target,
         rows=tuple(ordered(_judged(rows, base, kinds), kinds)),
         remappings=tuple(remappings),
         controls=tuple(label for label, kind in remappings.items() if kind.control),
-        fine_tuned=any(result.fine_tuned for result in reading.values()),
         not_counted=uncounted,
-        not_measured=asking[base].parameters.get("left_out", {}) if asking else {},
+        not_measured=left_out,
         warnings=tuple(warnings),
     )
 
 
+def _best(rows: Sequence[Ranked], kinds: Sequence[str]) -> Ranked | None:
+    return next(iter(ordered(rows, kinds)), None)
+
+
 def ordered(rows: Sequence[Ranked], kinds: Sequence[str]) -> list[Ranked]:
     """The best first; methods not significantly below the best answer log-prob are ordered by loss."""
-    by_loss = sorted(
-        rows, key=lambda row: math.inf if math.isnan(row.loss.value) else row.loss.value
-    )
-    if not kinds or not by_loss:
+
+    def loss(row: Ranked) -> float:
+        return math.inf if math.isnan(row.loss.value) else row.loss.value
+
+    by_loss = sorted(rows, key=loss)
+    if not kinds or not rows:
         return by_loss
     log_probs = {
         row.label: summed([row.answers[kind].log_prob for kind in kinds])
         for row in by_loss
     }
     best = max(log_probs.values(), key=lambda log_prob: log_prob.value)
-    is_behind = {
-        label: difference(best, log_prob).differs
-        for label, log_prob in log_probs.items()
-    }
-    near = [row for row in by_loss if not is_behind[row.label]]
-    behind = [row for row in by_loss if is_behind[row.label]]
-    return near + sorted(behind, key=lambda row: -log_probs[row.label].value)
+
+    def behind(row: Ranked) -> float:
+        own = log_probs[row.label]
+        return -own.value if difference(best, own).differs else -math.inf
+
+    return sorted(by_loss, key=behind)
 
 
 def _comparable(
@@ -284,8 +286,7 @@ def _comparable(
             "nothing to rank, expected the baseline and at least one method"
         )
     for group in (reading, asking):
-        digests = {result.parameters.get("digest") for result in group.values()}
-        if len(digests) > 1:
+        if len({result.parameters.get("digest") for result in group.values()}) > 1:
             raise RopepatchError(
                 "the results were measured on different texts",
                 hint="measure them in one suite",
@@ -300,49 +301,53 @@ def _comparable(
 
 
 def _ranked(
-    label: str, base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]
+    label: str,
+    base: str,
+    reading: Mapping[str, Result],
+    asking: Mapping[str, Result],
+    kinds: Sequence[str],
 ) -> Ranked:
     """One method with its differences from the baseline, before they are judged."""
     first, own = reading[base], reading[label]
-    target, original = first.target, int(first.model["trained"])
-    loss, short = (own.mean("loss", length=n) for n in (target, original))
-    base_loss, base_short = (first.mean("loss", length=n) for n in (target, original))
+    target, original = first.target, first.model["trained"]
+    loss = own.mean("loss", length=target)
+    short = own.mean("loss", length=original)
     answers = {}
-    for row in asking[base].of("log_prob", "kind", "length") if asking else []:
-        at: dict[str, Any] = {"kind": row.at["kind"], "length": target}
-        log_prob = asking[label].mean("log_prob", **at)
-        answers[str(row.at["kind"])] = Answers(
-            found=asking[label].mean("found", **at),
+    for kind in kinds:
+        log_prob = asking[label].mean("log_prob", kind=kind, length=target)
+        before = asking[base].mean("log_prob", kind=kind, length=target)
+        answers[kind] = Answers(
+            found=asking[label].mean("found", kind=kind, length=target),
             log_prob=log_prob,
-            log_prob_gain=difference(log_prob, asking[base].mean("log_prob", **at)),
+            log_prob_gain=difference(log_prob, before),
         )
     return Ranked(
         label=label,
         loss=loss,
-        loss_gain=difference(base_loss, loss),
+        loss_gain=difference(first.mean("loss", length=target), loss),
         short_context_loss=short,
-        short_context_cost=difference(short, base_short),
+        short_context_cost=difference(short, first.mean("loss", length=original)),
         answers=answers,
     )
 
 
 def _judged(rows: Sequence[Ranked], base: str, kinds: Sequence[str]) -> list[Ranked]:
     """The methods with the measures in which they are better or worse than the baseline."""
-    methods = [row for row in rows if row.label != base]
     gains = {
         (row.label, measure): row.gain(measure)
-        for row in methods
+        for row in rows
         for measure in (LOSS, *kinds)
+        if row.label != base
     }
     apart = significant(gains)
     judged = []
     for row in rows:
-        own = {measure: row.gain(measure) for measure in (LOSS, *kinds)}
-        better = [
-            name
-            for name, gain in own.items()
-            if gain.value > 0 and (row.label, name) in apart
-        ]
-        worse = [name for name, gain in own.items() if gain.value < 0 and gain.differs]
+        better, worse = [], []
+        for measure in (LOSS, *kinds):
+            gain = row.gain(measure)
+            if gain.value > 0 and (row.label, measure) in apart:
+                better.append(measure)
+            if gain.value < 0 and gain.differs:
+                worse.append(measure)
         judged.append(replace(row, better=tuple(better), worse=tuple(worse)))
     return judged

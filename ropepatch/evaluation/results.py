@@ -7,10 +7,10 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired
 
 import torch
 import transformers
@@ -21,13 +21,15 @@ from pydantic import (
     StrictInt,
     TypeAdapter,
     ValidationError,
+    with_config,
 )
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.files import json_text, parse_json, read_text, whole_file
-from ropepatch.model.checkpoint import Keys, Number, Part, Text, Tokens, Whole
+from ropepatch.model.checkpoint import Keys, Number, Text, Tokens, Whole
 from ropepatch.settings import Share, refusal
 
 if TYPE_CHECKING:
@@ -38,39 +40,43 @@ SCHEMA = 2
 MOST = 1e30
 
 
-class _At(Part):
+OPEN = ConfigDict(extra="allow", strict=True)
+
+
+@with_config(OPEN)
+class Place(TypedDict, total=False):
     """The place of a row, in the keys that computations and figures use; other keys are free."""
 
-    length: Tokens | None = None
-    begin: Whole | None = None
-    end: Tokens | None = None
-    depth: Share | Text | None = None
-    kind: Text | None = None
-    task: Text | None = None
+    kind: Text
+    length: Tokens
+    begin: Whole
+    end: Tokens
+    depth: Share | Text
+    task: Text
+    version: Text
 
 
-class _Model(Part):
+@with_config(OPEN)
+class Model(TypedDict):
     """The model of a result."""
 
     name: Text
-    revision: Text | None = None
-    weights: Text | None = None
+    revision: NotRequired[Text | None]
+    weights: NotRequired[Text | None]
     trained: Tokens
-    extended_from: Tokens | None = None
-    fine_tuned_from: Text | None = None
-    rotary_dim: Tokens | None = None
-    rope_theta: Number | None = None
-    inv_freq: list[Number] | None = None
+    extended_from: NotRequired[Tokens]
+    fine_tuned_from: NotRequired[Text]
 
 
-class _Scaling(Part):
+@with_config(OPEN)
+class Scaling(TypedDict):
     """The scaling of a result."""
 
     method: Text
     factor: Number
     parameters: Keys
+    target: NotRequired[Tokens]
     attention_factor: Number
-    inv_freq: list[Number] | None = None
 
 
 def _countable(cluster: list[float]) -> list[float]:
@@ -84,30 +90,7 @@ def _countable(cluster: list[float]) -> list[float]:
     return cluster
 
 
-def _fits(kind: type[Part], words: str) -> AfterValidator:
-    """Refuse a mapping whose known keys have other types than those of a class; keep it as it is."""
-
-    def check(content: Any) -> Any:
-        try:
-            kind.model_validate(content)
-        except ValidationError:
-            raise ValueError(f"Input should be {words}") from None
-        return content
-
-    return AfterValidator(check)
-
-
-Place = Annotated[
-    dict[str, StrictInt | StrictFloat | str],
-    _fits(
-        _At,
-        "a length, or a begin and an end, in tokens, a depth from 0 to 1, a kind or a task",
-    ),
-]
 Cluster = Annotated[list[StrictFloat], AfterValidator(_countable)]
-Scaling = Annotated[
-    dict[str, Any], _fits(_Scaling, "a method, its parameters and its frequencies")
-]
 
 
 class Measure(NamedTuple):
@@ -149,9 +132,7 @@ def measure_of(name: str) -> Measure:
     )
 
 
-@dataclass(
-    frozen=True, kw_only=True, config=ConfigDict(extra="forbid")
-)  # a strict one takes no mapping
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Row:
     """One number.
 
@@ -199,16 +180,6 @@ class Row:
         """Its value as text."""
         return "–" if self.value is None else measure_of(self.measure).text(self.value)
 
-    def tidy(self) -> dict[str, Any]:
-        """The row as columns, with the number of clusters."""
-        names = {"loss": "nats_per_token"}
-        return {
-            "measure": names.get(self.measure, self.measure),
-            **self.at,
-            **{name: getattr(self, name) for name in ("value", "low", "high", "n")},
-            "clusters": len(self.clusters),
-        }
-
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Result:
@@ -231,10 +202,7 @@ class Result:
 
     task: str
     label: str
-    model: Annotated[
-        dict[str, Any],
-        _fits(_Model, "its name, its context length and its RoPE parameters"),
-    ]
+    model: Model
     scaling: Scaling | None
     target: Tokens
     parameters: dict[str, Any]
@@ -242,17 +210,6 @@ class Result:
     env: dict[str, Any]
     seconds: float | None = field(default=None, compare=False)
     schema: int = SCHEMA
-
-    def __post_init__(self) -> None:
-        """Check that scaling and model have the same number of frequencies."""
-        of_model, of_scaling = (
-            self.model.get("inv_freq"),
-            (self.scaling or {}).get("inv_freq"),
-        )
-        if of_model and of_scaling and len(of_model) != len(of_scaling):
-            raise ValueError(
-                f"scaling.inv_freq must be {len(of_model)} numbers, as the model's"
-            )
 
     @property
     def fine_tuned(self) -> bool:
@@ -378,15 +335,13 @@ def read_result(file: Path) -> Result:
         raise RopepatchError(f"{file}: {wrong}", hint=wrong.hint) from error
 
 
-def rows_of(measured: Sequence[tuple[str, Mapping[str, Any], Mean]]) -> list[Row]:
-    """The rows of means, each with its measure and its place."""
-    rows = []
-    figures = [mean.figures for _, _, mean in measured]
-    for (measure, at, mean), numbers in zip(measured, figures, strict=True):
-        columns: Any = dict(zip(("value", "low", "high", "n"), numbers, strict=True))
-        clusters = [list(cluster) for cluster in mean.clusters]
-        rows.append(Row(measure=measure, at=dict(at), clusters=clusters, **columns))
-    return rows
+def row_of(measure: str, at: Any, mean: Mean) -> Row:
+    """The row of a mean at a place."""
+    value, low, high, n = mean.figures
+    clusters = [list(cluster) for cluster in mean.clusters]
+    return Row(
+        measure=measure, at=at, value=value, low=low, high=high, n=n, clusters=clusters
+    )
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

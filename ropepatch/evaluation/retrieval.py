@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,13 +38,7 @@ from ropepatch.model.head import (
 )
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, Kept, advancing
-from ropepatch.settings import (
-    Length,
-    listed,
-    parse_length,
-    refuse_unknown,
-    whole_number,
-)
+from ropepatch.settings import Length, listed, parse_length, whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,13 +114,7 @@ class Retrieval:
         Raises:
             RopepatchError: If there are no such questions.
         """
-        return self._mean(
-            length,
-            kind,
-            depths,
-            lambda answer: (answer.found, answer.parts),
-            share=True,
-        )
+        return self._mean("found", length, kind, depths)
 
     def log_prob(
         self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)
@@ -135,83 +123,40 @@ class Retrieval:
 
         It is continuous, so it distinguishes models long before the accuracy does.
         """
-        return self._mean(
-            length, kind, depths, lambda answer: (answer.log_prob, 1), share=False
-        )
-
-    def depths(self, length: int, kind: str) -> list[float]:
-        """The depths of the needles of a kind at a length."""
-        asked = [a for a in self.answers if (a.length, a.kind) == (length, kind)]
-        return [answer.depth for answer in asked]
-
-    def effective_length(self, threshold: float = THRESHOLD) -> int | None:
-        """The greatest length up to which each kind has at least this accuracy; None if there is none.
-
-        Raises:
-            RopepatchError: If the threshold is not above 0 and at most 1.
-        """
-        if not 0 < threshold <= 1:
-            raise RopepatchError(
-                f"the threshold must be above 0 and at most 1, got {threshold}",
-                hint=f"the default is {THRESHOLD}",
-            )
-        least = {
-            n: min(self.found(n, kind).value for kind in self.kinds)
-            for n in self.lengths
-        }
-        return effective_length(least, threshold)
+        return self._mean("log_prob", length, kind, depths)
 
     def _mean(
-        self,
-        length: int,
-        kind: str | None,
-        depths: tuple[float, float],
-        value: Callable[[Answer], tuple[float, int]],
-        *,
-        share: bool,
+        self, measure: str, length: int, kind: str | None, depths: tuple[float, float]
     ) -> Mean:
         low, high = depths
-        values: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+        values: defaultdict[int, list[float]] = defaultdict(list)
+        parts: Counter[int] = Counter()
         for answer in self.answers:
             within = low < answer.depth <= high
             if answer.length == length and kind in (None, answer.kind) and within:
-                values[answer.haystack].append(value(answer))
+                values[answer.haystack].append(getattr(answer, measure))
+                parts[answer.haystack] += answer.parts if measure == "found" else 1
         if not values:
             raise RopepatchError(
                 f"no questions at {length} tokens, kind {kind or 'any'}, depths {depths}",
                 hint=f"lengths: {self.lengths}; kinds: {', '.join(self.kinds)}",
             )
-        clusters = []
-        for key in sorted(values):
-            totals, weights = zip(*values[key], strict=True)
-            clusters.append((math.fsum(totals), float(sum(weights))))
-        return Mean(tuple(clusters), share)
+        clusters = [
+            (math.fsum(values[key]), float(parts[key])) for key in sorted(values)
+        ]
+        return Mean(tuple(clusters), share=measure == "found")
 
     def __repr__(self) -> str:
-        lengths = self.lengths
-        span = f"{lengths[0]} to {lengths[-1]} tokens, " if lengths else ""
-        found: Counter[str] = Counter()
-        parts: Counter[str] = Counter()
-        for answer in self.answers:
-            found[answer.kind] += answer.found
-            parts[answer.kind] += answer.parts
-        kinds = (f"{kind} {found[kind]} of {parts[kind]}" for kind in parts)
-        return f"Retrieval({span}found: {', '.join(kinds)})"
-
-    def __str__(self) -> str:
-        heads, rows = (
-            ("tokens", "kind", "correct", "(95 %)", "log-prob (nats/token)"),
-            [],
-        )
-        for length in self.lengths:
-            for kind in self.kinds:
-                found = self.found(length, kind)
-                low, high = found.interval()
-                share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
-                log_prob = f"{self.log_prob(length, kind).value:.2f}"
-                rows.append(
-                    (f"{length}", kind, share, f"({low:.0%} to {high:.0%})", log_prob)
-                )
+        heads = ("tokens", "kind", "correct", "(95 %)", "log-prob (nats/token)")
+        rows = []
+        for length, kind in product(self.lengths, self.kinds):
+            found = self.found(length, kind)
+            low, high = found.interval()
+            share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
+            log_prob = f"{self.log_prob(length, kind).value:.2f}"
+            rows.append(
+                (f"{length}", kind, share, f"({low:.0%} to {high:.0%})", log_prob)
+            )
         return as_text([columns(rows, heads, right=range(5))])
 
     def to_pandas(self) -> DataFrame:
@@ -221,9 +166,6 @@ class Retrieval:
             RopepatchError: If pandas is not installed.
         """
         return data_frame(answer._asdict() for answer in self.answers)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 def why_not_counted(
@@ -252,7 +194,7 @@ def why_not_counted(
     if low > chance:
         return None
     if share.missing:
-        return f"{len(share.clusters)} prompt{'s' * (len(share.clusters) > 1)}: no interval"
+        return f"too few prompts for an interval: {len(share.clusters)}"
     return (
         f"within {trained:,} tokens the unscaled model answers {share.value * share.weight:.0f} of "
         f"{share.weight:.0f} (95 % interval {low:.0%} to {high:.0%}), no better than guessing ({chance:.0%})"
@@ -282,9 +224,6 @@ def retrieve(
     seed: int = 0,
     texts: Sequence[str] | None = None,
     chat: bool = False,
-    read_once: bool = True,
-    tokens_per_batch: int | None = None,
-    keep: Path | None = None,
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
@@ -311,11 +250,6 @@ def retrieve(
         seed: The random seed of the prompts.
         texts: The text around the needles; None for the built-in filler.
         chat: Put prompt and question into the tokenizer's chat template.
-        read_once: Process each prompt once; if False, every question is a prompt of its own.
-        tokens_per_batch: Tokens that the questions of a batch see in total. None for 16,384 on a CPU and
-            262,144 elsewhere.
-        keep: A folder for the answers to finished prompts, from which the next call with the same arguments
-            resumes. Use it for one model and these arguments only.
         split: Share the prompts among the processes that torchrun or accelerate started, if any; every
             process passes the same arguments and gets the same result.
         progress: A function of (tokens done, tokens in total), both of this process. True for a progress bar,
@@ -343,15 +277,7 @@ def retrieve(
             logger.warning("no questions of kind %s: %s", kind, reason)
     else:
         plan = Haystacks(**settings, kinds=tuple(kinds))
-    return ask(
-        model,
-        list(plan.make(tokenizer)),
-        read_once=read_once,
-        tokens_per_batch=tokens_per_batch,
-        keep=keep,
-        split=split,
-        progress=progress,
-    )
+    return ask(model, list(plan.make(tokenizer)), split=split, progress=progress)
 
 
 def passkey(
@@ -377,8 +303,6 @@ def passkey(
     Raises:
         RopepatchError: See `retrieve`.
     """
-    known = {*(retrieve.__kwdefaults__ or {})} - {"keys", "kinds"}
-    refuse_unknown(options, sorted(known), "argument of passkey")
     return retrieve(
         model,
         tokenizer,
@@ -395,17 +319,17 @@ def ask(
     haystacks: Sequence[Haystack],
     *,
     read_once: bool = True,
-    tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
-    """The answers of a model to the questions of these haystacks; see `retrieve`."""
-    if tokens_per_batch is None:
-        tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
+    """The answers of a model to the questions of these haystacks, with the options of `Reader` and `retrieve`.
+
+    In the folder ``keep`` are the answers to finished haystacks, from which the next call resumes.
+    """
     processes = join(str(input_device(model))) if split else ALONE
     _check_vocabulary(model, haystacks)
-    reader = Reader(model, tokens_per_batch, read_once=read_once)
+    reader = Reader(model, read_once=read_once)
     done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
     kept = Kept(keep)
 
@@ -466,17 +390,25 @@ def _follows_length(model: PreTrainedModel) -> bool:
 
 
 class Reader:
-    """Computes the answers of one model; see `retrieve` for its arguments."""
+    """Computes the answers of one model.
+
+    Args:
+        model: The model, in eval mode.
+        tokens_per_batch: Tokens that the questions of a batch see in total; None for 16,384 on a CPU and
+            262,144 elsewhere.
+        read_once: Process each prompt once; if False, every question is a prompt of its own.
+    """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        tokens_per_batch: int,
+        tokens_per_batch: int | None = None,
         *,
         read_once: bool = True,
     ) -> None:
-        self._model, self._tokens = model, tokens_per_batch
-        self._device = input_device(model)
+        self._model, self._device = model, input_device(model)
+        self._on_cpu = self._device.type == "cpu"
+        self._tokens = tokens_per_batch or (2**14 if self._on_cpu else 2**18)
         # Any: PEFT passes keywords on
         self._gives_positions = any(map(gives_positions, model.modules()))
         self._cache = cache_keyword(model)
@@ -504,25 +436,17 @@ class Reader:
         """The answers from the cache; None if the first ones differ from those to whole prompts."""
         pages = DynamicCache(config=self._model.config)
         lengths = [length for length in haystack.stops if haystack.asked[length]]
-        most = MOST_WHOLE if self._device.type == "cpu" else math.inf
-        ends = {
-            lengths[0],
-            max(length for length in lengths if length <= max(most, lengths[0])),
-        }
+        most = MOST_WHOLE if self._on_cpu else math.inf
+        ends = {lengths[0], *[length for length in lengths if length <= most][-1:]}
         scored, read = [], 0
         for length in lengths:
             stop, questions = haystack.stops[length], haystack.asked[length]
             self._read(haystack.ids[read:stop], pages)
             read = stop
-            rows = [torch.cat([asked.ids, asked.answer]) for asked in questions]
-            ordered = sorted(range(len(rows)), key=lambda number: len(rows[number]))
             size = max(1, min(MOST_ROWS, self._tokens // stop))
-            logits: dict[int, Tensor] = {}
-            for first in range(0, len(ordered), size):
-                batch = ordered[first : first + size]
-                answers = [len(questions[number].answer) for number in batch]
-                found = self._batch([rows[number] for number in batch], answers, pages)
-                logits |= zip(batch, found, strict=True)
+            logits: list[Tensor] = []
+            for first in range(0, len(questions), size):
+                logits += self._batch(questions[first : first + size], pages)
             if length in ends - self._checked:
                 if not _same(logits[0], self._whole(haystack.ids[:stop], questions[0])):
                     self._read_whole(
@@ -531,29 +455,29 @@ class Reader:
                     return None
                 self._checked.add(length)
             scored += [
-                self._scored(haystack, length, question, logits[number])
-                for number, question in enumerate(questions)
+                self._scored(haystack, length, *one)
+                for one in zip(questions, logits, strict=True)
             ]
         return scored
 
     def _read(self, ids: Tensor, pages: DynamicCache) -> None:
         """Append tokens to the cache."""
-        chunk = CHUNK if self._device.type == "cpu" else 4 * CHUNK
+        chunk = CHUNK if self._on_cpu else 4 * CHUNK
         for begin in range(0, len(ids), chunk):
             self._logits(ids[None, begin : begin + chunk], 1, pages)
 
     def _batch(
-        self, rows: Sequence[Tensor], answers: Sequence[int], pages: DynamicCache
+        self, questions: Sequence[Question], pages: DynamicCache
     ) -> Iterator[Tensor]:
-        """The logits [A, V] of the last A tokens of each row; no row attends to another."""
-        width = max(map(len, rows))
+        """The logits [A, V] of each answer; no question attends to another."""
+        rows = [torch.cat([asked.ids, asked.answer]) for asked in questions]
+        width, first = max(map(len, rows)), min(len(one.ids) for one in questions) - 1
         # In a causal model no token attends to the padding after it.
         padded = [torch.cat([row, row[-1:].expand(width - len(row))]) for row in rows]
-        begins = [len(row) - size - 1 for row, size in zip(rows, answers, strict=True)]
-        first = min(begins)
         logits = self._logits(torch.stack(padded), width - first, _appended(pages))
-        for row, begin, size in zip(logits, begins, answers, strict=True):
-            yield _checked(row[begin - first : begin - first + size], self._model)
+        for row, asked in zip(logits, questions, strict=True):
+            begin = len(asked.ids) - 1 - first
+            yield _checked(row[begin : begin + len(asked.answer)], self._model)
 
     def _whole(self, ids: Tensor, question: Question) -> Tensor:
         """The logits [A, V] of an answer, from the whole prompt."""
@@ -564,18 +488,13 @@ class Reader:
 
     def _logits(self, ids: Tensor, count: int, cache: DynamicCache | None) -> Tensor:
         """The logits of the last ``count`` tokens of ids [B, T]."""
-        options: dict[str, Any] = (
-            {"logits_to_keep": count} if self._gives_positions else {}
-        )
-        options |= (
-            {"use_cache": False}
-            if cache is None
-            else {"use_cache": True, str(self._cache): cache}
-        )
-        logits: Tensor = self._model(input_ids=ids.to(self._device), **options).logits[
-            :, -count:
-        ]
-        return logits
+        options: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            options[str(self._cache)] = cache
+        if self._gives_positions:
+            options["logits_to_keep"] = count
+        logits: Tensor = self._model(input_ids=ids.to(self._device), **options).logits
+        return logits[:, -count:]
 
     def _scored(
         self, haystack: Haystack, length: int, question: Question, logits: Tensor
@@ -595,19 +514,14 @@ class Reader:
         if _follows_length(self._model):
             return "its frequencies depend on the input length"
         try:
-            layers = {
-                type(layer) for layer in DynamicCache(config=self._model.config).layers
-            }
-        except (
-            AttributeError
-        ) as error:  # a model made of several, each with its own cache
+            layers = DynamicCache(config=self._model.config).layers
+        except AttributeError as error:
+            # A model made of several, each with its own cache
             return f"there is no cache for its config ({error})"
-        others = layers - {DynamicLayer, DynamicSlidingWindowLayer}
-        return (
-            f"its cache has layers of the kind {others.pop().__name__}"
-            if others
-            else None
-        )
+        for layer in layers:
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                return f"its cache has layers of the kind {type(layer).__name__}"
+        return None
 
     def _read_whole(self, reason: str) -> None:
         name = type(self._model).__name__
@@ -626,27 +540,17 @@ class _Appended(DynamicLayer):  # type: ignore[no-untyped-call]
         self.is_sliding = layer.is_sliding
         self.is_initialized = layer.is_initialized
         self.keys, self.values = layer.keys, layer.values
+        self.get_mask_sizes = layer.get_mask_sizes  # type: ignore[method-assign]
+        self.get_seq_length = layer.get_seq_length  # type: ignore[method-assign]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        rows = len(key_states)
-        keys, values = (
-            torch.cat([kept.expand(rows, -1, -1, -1), new], dim=-2)  # [B, H, N + T, D]
-            for kept, new in (
-                (self.layer.keys, key_states),
-                (self.layer.values, value_states),
-            )
-        )
-        return keys, values
+        def appended(kept: Any, new: Tensor) -> Tensor:
+            kept = kept.expand(len(new), -1, -1, -1)
+            return torch.cat([kept, new], dim=-2)  # [B, H, N + T, D]
 
-    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
-        sizes: tuple[int, int] = self.layer.get_mask_sizes(*args)
-        return sizes
-
-    def get_seq_length(self) -> int:
-        length: int = self.layer.get_seq_length()
-        return length
+        return appended(self.keys, key_states), appended(self.values, value_states)
 
 
 def _appended(pages: DynamicCache) -> DynamicCache:
@@ -673,24 +577,22 @@ def _same(logits: Tensor, expected: Tensor) -> bool:
     Under autocast the logits are float32 with values of 16 bits.
     """
     greatest, tokens = expected.topk(2)
-    narrow = (torch.bfloat16, torch.float16)
-    dtype = next(
-        (of for of in narrow if torch.equal(greatest, greatest.to(of).float())),
-        expected.dtype,
-    )
+    dtype = expected.dtype
+    for narrow in (torch.float16, torch.bfloat16):
+        if torch.equal(greatest, greatest.to(narrow).float()):
+            dtype = narrow
     tolerance = max(4 * torch.finfo(dtype).eps, 1e-3) * greatest.abs().max()
     return bool((logits.gather(-1, tokens) - greatest).abs().max() <= tolerance)
 
 
 def _check_vocabulary(model: PreTrainedModel, haystacks: Sequence[Haystack]) -> None:
     embedding: Any = model.get_input_embeddings().weight
-    questions = [
-        question for h in haystacks for asked in h.asked.values() for question in asked
-    ]
-    rows = [h.ids for h in haystacks] + [
-        ids for q in questions for ids in (q.ids, q.answer)
-    ]
-    largest = max(int(ids.max()) for ids in rows)
+    largest = 0
+    for haystack in haystacks:
+        parts = [haystack.ids]
+        for questions in haystack.asked.values():
+            parts += [ids for one in questions for ids in (one.ids, one.answer)]
+        largest = max(largest, int(torch.cat(parts).max()))
     if (vocabulary := len(embedding)) <= largest:
         raise RopepatchError(
             f"the tokenizer returns token {largest}, the model has 0 to {vocabulary - 1}",

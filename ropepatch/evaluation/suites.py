@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.extension.planning import Plan, check_method, plan_method
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.progress import Say
 from ropepatch.scaling import METHODS, formulas
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import (
@@ -28,24 +29,6 @@ from ropepatch.settings import (
     seed_of,
     shown,
 )
-
-
-def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A validator that parses every entry of a list; errors name the place of the entry."""
-
-    def entries(values: Any) -> Any:
-        if not isinstance(values, tuple):
-            return values
-        read_values = []
-        for number, value in enumerate(values):
-            try:
-                read_values.append(value if isinstance(value, kind) else read(value))
-            except RopepatchError as error:
-                place = f"{kind.__name__.lower()}s[{number}]"
-                raise RopepatchError(f"{place}: {error}", hint=error.hint) from error
-        return tuple(read_values)
-
-    return entries
 
 
 class Method(Settings):
@@ -62,14 +45,9 @@ class Method(Settings):
     @property
     def label(self) -> str:
         """Its name in tables and figures."""
-        parameters = ", ".join(
-            f"{name}={_short(value)}" for name, value in self.parameters.items()
-        )
-        return (
-            f"{method_label(self.name)} ({parameters})"
-            if parameters
-            else method_label(self.name)
-        )
+        name = method_label(self.name)
+        given = [f"{key}={_short(value)}" for key, value in self.parameters.items()]
+        return f"{name} ({', '.join(given)})" if given else name
 
 
 def read_method(content: Any) -> Method:
@@ -86,9 +64,6 @@ def read_method(content: Any) -> Method:
     return Method(name=name, parameters=parameters)
 
 
-GROUPS = "all", "remappings"  # all candidates, all position remappings
-
-
 def candidates() -> tuple[str, ...]:
     """The methods that `all` stands for: static ones without required parameters.
 
@@ -99,31 +74,36 @@ def candidates() -> tuple[str, ...]:
 
 
 def participants(
-    source: Checkpoint, methods: Iterable[str | dict[str, Any] | Method], *, to: Length
-) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
-    """The methods of a comparison with their plans, and those that `all` and `remappings` leave out."""
-    groups = dict(zip(GROUPS, (candidates(), tuple(REMAPPINGS)), strict=True))
+    source: Checkpoint,
+    methods: Iterable[str | dict[str, Any] | Method],
+    *,
+    to: Length,
+    say: Say,
+) -> list[tuple[Method, Plan]]:
+    """The methods of a comparison with their plans; those that `all` and `remappings` leave out are said."""
+    groups = {"all": candidates(), "remappings": tuple(REMAPPINGS)}
     found: dict[str, tuple[Method, Plan]] = {}
-    left_out: dict[str, RopepatchError] = {}
     for entry in methods:
         group = groups.get(entry) if isinstance(entry, str) else None
-        for candidate in [entry] if group is None else group:
+        for candidate in group or [entry]:
             try:
                 method = read_method(candidate)
                 plan = plan_method(source, method.name, method.parameters, to)
             except RopepatchError as error:
                 if group is None:
                     raise
-                left_out[str(candidate)] = error
+                say(f"warning: without {candidate}: {error}")
             else:
                 found[method.label] = method, plan
-    if left_out and not found:
-        raise next(iter(left_out.values()))
-    return list(found.values()), {name: str(why) for name, why in left_out.items()}
+    if not found:
+        raise RopepatchError(f"no method can be planned for {source.name} to {to}")
+    return list(found.values())
 
 
 def read_task(content: Any) -> Task:
     """A task from YAML: a mapping with the name of the task and its settings."""
+    if isinstance(content, Task):
+        return content
     if not isinstance(content, dict) or "task" not in content:
         raise RopepatchError(
             f"a task must be a mapping with the key task, got {shown(content)}",
@@ -148,6 +128,12 @@ WrittenScaling = (
 )
 WrittenMethod = WrittenScaling | Annotated[str, named_in(REMAPPINGS)]
 WrittenTask: Any = reduce(or_, TASKS.values())
+ReadMethod = Annotated[
+    Method, BeforeValidator(read_method, json_schema_input_type=WrittenMethod)
+]
+ReadTask = Annotated[
+    Task, BeforeValidator(read_task, json_schema_input_type=WrittenTask)
+]
 
 
 class Suite(Settings):
@@ -161,19 +147,9 @@ class Suite(Settings):
     """
 
     models: tuple[Text, ...] = ()
-    methods: Annotated[
-        tuple[Method, ...],
-        BeforeValidator(
-            _each(Method, read_method), json_schema_input_type=tuple[WrittenMethod, ...]
-        ),
-    ] = ()
+    methods: tuple[ReadMethod, ...] = ()
     to: Several[Length]
-    tasks: Annotated[
-        Several[Task],
-        BeforeValidator(
-            _each(Task, read_task), json_schema_input_type=Several[WrittenTask]
-        ),
-    ]
+    tasks: Several[ReadTask]
 
     def narrowed(self, limit: int | None, seed: int | None) -> Suite:
         """The suite with at most ``limit`` pieces, prompts and documents, and with a seed."""
@@ -182,29 +158,19 @@ class Suite(Settings):
                 f"{argument('limit')} must be at least 1, got {limit}",
                 hint="leave it out for no limit",
             )
-        tasks = self.tasks
-        if seed is not None:
-            if not any("seed" in type(task).model_fields for task in tasks):
-                raise RopepatchError(
-                    f"{argument('seed')} has no effect: no task of the suite is random",
-                    hint="leave it out",
-                )
-            tasks = tuple(
-                task.model_copy(update={"seed": seed})
-                if "seed" in type(task).model_fields
-                else task
-                for task in tasks
-            )
-        if limit is not None:  # last, because a copy with other settings loses it
-            tasks = tuple(task.limited(limit) for task in tasks)
-        return self.model_copy(update={"tasks": tasks})
+        tasks = []
+        for task in self.tasks:
+            if seed is not None and "seed" in type(task).model_fields:
+                task = task.model_copy(update={"seed": seed})
+            # Last, because a copy with other settings loses it
+            tasks.append(task if limit is None else task.limited(limit))
+        return self.model_copy(update={"tasks": tuple(tasks)})
 
     def check(self) -> None:
         """Refuse the same method or task twice."""
-        for key, values in (
-            ("methods", [method.label for method in self.methods]),
-            ("tasks", [f"{task.name} {task.model_dump()}" for task in self.tasks]),
-        ):
+        methods = [method.label for method in self.methods]
+        tasks = [f"{task.name} {task.model_dump()}" for task in self.tasks]
+        for key, values in (("methods", methods), ("tasks", tasks)):
             if len(set(values)) < len(values):
                 raise RopepatchError(f"two {key} are the same: {values}")
 

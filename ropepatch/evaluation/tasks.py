@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from itertools import chain, islice, pairwise, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,17 +27,9 @@ from ropepatch.data.texts import (
 )
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.perplexity import (
-    LossCurve,
-    check_windows,
-    perplexity,
-    windows,
-)
-from ropepatch.evaluation.results import (
-    Row,
-    rows_of,
-)
+from ropepatch.evaluation.harness import check_tasks, run_tasks
+from ropepatch.evaluation.perplexity import LossCurve, check_windows, perplexity
+from ropepatch.evaluation.results import Row, row_of
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
@@ -69,6 +60,7 @@ BEGINNINGS: dict[Bos, str] = {
 }
 DEPTHS = 5  # bins of depth in a figure
 DOCUMENTS = 64  # of a text, at most, for prompts
+LONG_PERPLEXITY = "ropepatch_long_perplexity"  # a task in eval/tasks
 
 
 @dataclass(frozen=True)
@@ -98,13 +90,11 @@ class Data:
         task: The name of the task.
         parameters: All settings that determine the measurement, with the digest of its content.
         floor: The rows of the floor, the least possible loss, if it is known.
-        reads: The number of sequences by their length in tokens; None if unknown.
     """
 
     task: str
     parameters: Mapping[str, Any]
     floor: list[Row] | None = None
-    reads: Mapping[int, int] | None = None
 
     def measure(
         self,
@@ -250,27 +240,17 @@ class PerplexityTask(Task):
         """Prepare the text as token ids, in pieces of one length."""
         bos = self.bos or bos_of(goal.family, goal.tokenizer)
         lengths = resolved(self.lengths, goal)
-        if self.stride is not None and self.lengths is None:
-            longer = [length for length in lengths if length > self.stride]
-            lengths = longer or lengths[-1:]
-        check_windows(lengths[0] if self.stride else None, self.stride)
-        size = 2 * lengths[-1] if self.stride else lengths[-1]
-        tales: list[Tale] = []
-        if self.text is None:
-            tales = self._tales(goal, size)
-            pieces = [(number, tale.ids) for number, tale in enumerate(tales)]
-        else:
+        size = lengths[-1]
+        if self.stride is not None:
+            size *= 2
+            if self.lengths is None:
+                lengths = [n for n in lengths if n > self.stride] or lengths[-1:]
+            check_windows(lengths[0], self.stride)
+        tales = self._tales(goal, size) if self.text is None else []
+        pieces = [(number, tale.ids) for number, tale in enumerate(tales)]
+        if self.text is not None:
             pieces = self._pieces(self.text, goal.tokenizer, size, bos)
         documents, ids = zip(*pieces, strict=True)
-        ways: list[tuple[int | None, int | None]] = [(None, None)]
-        if self.stride is not None:
-            ways = [(length, self.stride) for length in lengths]
-        elif self.gain and size > goal.trained:
-            ways.append((goal.trained, max(1, goal.trained // 2)))
-        sizes = [
-            [len(window.ids) for piece in ids for window in windows(0, piece, *way)]
-            for way in ways
-        ]
         parameters = self.model_dump() | {
             "text": self.text or TALES,
             "bos": bos,
@@ -282,12 +262,9 @@ class PerplexityTask(Task):
         texts = Texts(
             task=self.name,
             parameters=parameters,
-            reads=Counter(chain(*sizes)),
             ids=ids,
             documents=documents,
             trained=goal.trained,
-            ways=ways,
-            sizes=[*map(sum, sizes)],
             first=goal.tokenizer.bos_token_id if bos == "window" else None,
         )
         if not tales or self.stride is not None:
@@ -349,16 +326,12 @@ class Texts(Data):
         ids: The token ids [T] of each piece.
         documents: The document of each piece, the cluster of intervals.
         trained: The original length of the model in tokens.
-        ways: The window and the stride of each pass over the text; None for one pass over each piece.
-        sizes: The number of tokens of each pass.
         first: A token that begins each window, if any.
     """
 
     ids: Sequence[Tensor]
     documents: Sequence[int]
     trained: int
-    ways: Sequence[tuple[int | None, int | None]]
-    sizes: Sequence[int]
     first: int | None
 
     def measure(
@@ -368,14 +341,21 @@ class Texts(Data):
         advance: Advance = unseen,
     ) -> list[Row]:
         """The loss by length and by position, and the gain; of sliding windows only the loss by length."""
+        windows: list[int | None] = [None]
+        stride = self.parameters["stride"]
+        if stride is not None:
+            windows = self.parameters["lengths"]
+        elif self.parameters["gain"] and len(self.ids[0]) > self.trained:
+            windows.append(self.trained)
         curves = []
-        for way, part in zip(self.ways, passes(advance, self.sizes), strict=True):
+        parts = passes(advance, [self.parameters["tokens"]] * len(windows))
+        for window, part in zip(windows, parts, strict=True):
             curve = perplexity(
                 model,
                 None,
                 self.ids,
-                window=way[0],
-                stride=way[1],
+                window=window,
+                stride=window and (stride or max(1, window // 2)),
                 bos=False,
                 first=self.first,
                 keep=keep,
@@ -383,16 +363,17 @@ class Texts(Data):
                 progress=part,
             )
             curves.append(curve.of_documents(self.documents))
-        if self.parameters["stride"] is not None:
-            losses = [curve.between(0, len(self.ids[0])) for curve in curves]
-            at = [{"length": window} for window, _ in self.ways]
-            return rows_of([("loss", *one) for one in zip(at, losses, strict=True)])
-        curve, *limited = curves
-        rows = self.rows(curve)
-        if limited:
+        if stride is not None:
+            return [
+                row_of("loss", {"length": window}, curve.between(0, len(self.ids[0])))
+                for window, curve in zip(windows, curves, strict=True)
+            ]
+        rows = self.rows(curves[0])
+        if len(curves) > 1:
+            gains = map(torch.sub, curves[1].nll, curves[0].nll)
+            gain = replace(curves[0], nll=tuple(gains))
             beyond = [edge for edge in self._edges if edge >= self.trained]
-            gain = curve.gain_over(*limited)
-            rows += rows_of(by_position("gain", gain, beyond))
+            rows += by_position("gain", gain, beyond)
         return rows
 
     def rows(self, curve: LossCurve) -> list[Row]:
@@ -400,8 +381,10 @@ class Texts(Data):
         lengths = {*self.parameters["lengths"]}
         if self.trained < max(lengths):
             lengths.add(self.trained)  # for the short-context cost
-        by_length = [("loss", {"length": n}, curve.at(n)) for n in sorted(lengths)]
-        return rows_of([*by_length, *by_position("loss", curve, self._edges)])
+        by_length = [
+            row_of("loss", {"length": n}, curve.at(n)) for n in sorted(lengths)
+        ]
+        return by_length + by_position("loss", curve, self._edges)
 
     @property
     def _edges(self) -> list[int]:
@@ -411,12 +394,10 @@ class Texts(Data):
         return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
 
 
-def by_position(
-    measure: str, curve: LossCurve, edges: Sequence[int]
-) -> list[tuple[str, dict[str, int], Mean]]:
+def by_position(measure: str, curve: LossCurve, edges: Sequence[int]) -> list[Row]:
     """The mean between each two neighbouring edges of positions."""
     return [
-        (measure, {"begin": begin, "end": end}, curve.between(begin, end))
+        row_of(measure, {"begin": begin, "end": end}, curve.between(begin, end))
         for begin, end in pairwise(edges)
     ]
 
@@ -519,11 +500,7 @@ class RetrievalTask(Task):
         }
         if left_out:
             parameters["left_out"] = left_out
-        # And up to one whole prompt per length, as a check.
-        reads = dict.fromkeys(lengths if keys == 1 else lengths[-1:], plan.count + 1)
-        return Prompts(
-            task=self.name, parameters=parameters, reads=reads, haystacks=haystacks
-        )
+        return Prompts(task=self.name, parameters=parameters, haystacks=haystacks)
 
     def _texts(self) -> list[str] | None:
         """The first documents of the text around the keys."""
@@ -592,36 +569,28 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
 
     A single kind also gets rows by length only; several kinds are never pooled.
     """
-    measured: list[tuple[str, dict[str, Any], Mean]] = []
+    rows = []
     for length, kind in product(retrieval.lengths, retrieval.kinds):
         places: list[dict[str, Any]] = [{"kind": kind, "length": length}]
         if len(retrieval.kinds) == 1:
             places.insert(0, {"length": length})
-        found = retrieval.found(length, kind)
-        log_prob = retrieval.log_prob(length, kind)
         for at in places:
-            measured += [("found", at, found), ("log_prob", at, log_prob)]
-        depths = retrieval.depths(length, kind)
-        is_quote = kind == QUOTE
-        bins = 2 if is_quote else DEPTHS  # the far half and the near half
+            rows.append(row_of("found", at, retrieval.found(length, kind)))
+            rows.append(row_of("log_prob", at, retrieval.log_prob(length, kind)))
+        bins = 2 if kind == QUOTE else DEPTHS  # the far half and the near half
         for number in range(bins):
             between = number / bins, (number + 1) / bins
-            if not any(between[0] < depth <= between[1] for depth in depths):
-                continue
             at = places[0] | {"depth": round(sum(between) / 2, 3)}
-            measured.append(("found", at, retrieval.found(length, kind, between)))
-            if is_quote:
-                half = retrieval.log_prob(length, kind, between)
-                measured.append(("log_prob", at, half))
-    return rows_of(measured)
+            with suppress(RopepatchError):  # no needle there
+                found = retrieval.found(length, kind, between)
+                rows.append(row_of("found", at, found))
+                if kind == QUOTE:
+                    log_prob = retrieval.log_prob(length, kind, between)
+                    rows.append(row_of("log_prob", at, log_prob))
+    return rows
 
 
 # lm-eval
-
-
-NEEDED = (  # metadata that tasks in eval/tasks require
-    ("ropepatch_long_perplexity", "text"),
-)
 
 
 class LmEvalTask(Task):
@@ -643,17 +612,11 @@ class LmEvalTask(Task):
 
     def prepare(self, goal: Goal) -> Documents:
         """Check the names of the tasks, and prepare their metadata."""
-        if find_spec("lm_eval") is None:
+        if LONG_PERPLEXITY in self.tasks and not self.metadata.get("text"):
             raise RopepatchError(
-                "tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"'
+                f"{LONG_PERPLEXITY} needs text",
+                hint=f"{argument('text', 'FILE')}, or metadata: {{text: FILE}} in the suite",
             )
-        for task, key in NEEDED:
-            if task in self.tasks and not self.metadata.get(key):
-                given = f"{argument('text', 'FILE')}, or " if key == "text" else ""
-                hint = f"{given}metadata: {{{key}: {key.upper()}}} in the suite"
-                raise RopepatchError(f"{task} needs {key}", hint=hint)
-        from ropepatch.evaluation.harness import check_tasks
-
         check_tasks(self.tasks, shipped("eval/tasks"))
         metadata = {"max_seq_lengths": [goal.to]} | self.metadata
         parameters = self.model_dump() | {"metadata": metadata, "max_length": goal.to}
@@ -678,12 +641,10 @@ class LmEvalTask(Task):
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """The number of documents and the intervals, in sentences."""
-        limit = (
-            f", {parameters['limit']:,} documents each"
-            if parameters.get("limit")
-            else ""
-        )
-        return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else from its standard errors."
+        limit = ""
+        if parameters.get("limit"):
+            limit = f", {parameters['limit']:,} documents each"
+        return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else Student's t over documents."
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -699,8 +660,6 @@ class Documents(Data):
         advance: Advance = unseen,
     ) -> list[Row]:
         """The metrics of every task."""
-        from ropepatch.evaluation.harness import run_tasks
-
         of = self.parameters
         return run_tasks(
             model,

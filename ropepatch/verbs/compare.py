@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.results import results_json
-from ropepatch.evaluation.suites import Method, Suite, participants
+from ropepatch.evaluation.suites import Suite, participants
 from ropepatch.evaluation.tasks import (
     Goal,
     PerplexityTask,
@@ -44,13 +43,11 @@ class Choice:
         method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None if nothing helps
             significantly.
         results: The measurements.
-        left_out: The reason for each method that was left out, by name.
     """
 
     ranking: Ranking
     method: str | None
     results: Results
-    left_out: dict[str, str]
 
     def to_json(self) -> str:
         """Rule, ranking and results as JSON."""
@@ -71,14 +68,8 @@ class Choice:
         """A figure of the measurements; see `Results.plot`."""
         return self.results.plot(name)
 
-    def __str__(self) -> str:
-        return ranking_text(self.ranking, self.results)
-
     def __repr__(self) -> str:
-        return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return ranking_text(self.ranking, self.results)
 
 
 def compare(
@@ -141,17 +132,23 @@ def compare(
     check_text(place, source.name)
     folder, page = check_places(out, report)
     target = relative_length(to, source.config.window)
-    planned, left_out = participants(source, listed(methods), to=target)
-    for name, why in left_out.items():
-        say(f"warning: without {name}: {why}")
-    entrants = [method for method, _ in planned]
-    loss = PerplexityTask(text=place, field=field, split=split, windows=windows)
-    suite, reason = ranking_suite(
-        source, entrants, loss, to=target, haystacks=haystacks, keys=keys
+    entrants = participants(source, listed(methods), to=target, say=say)
+    tasks: list[Task] = [
+        PerplexityTask(text=place, field=field, split=split, windows=windows)
+    ]
+    if haystacks != 0:
+        retrieval = RetrievalTask(haystacks=haystacks, keys=keys)
+        reason = _why_not(retrieval, source, target)
+        if reason is None:
+            tasks.append(retrieval)
+        else:
+            say(f"warning: no retrieval: {reason}")
+    suite = Suite(
+        models=(source.name,),
+        methods=tuple(method for method, _ in entrants),
+        to=(target,),
+        tasks=tuple(tasks),
     )
-    if reason is not None:
-        left_out["retrieval"] = str(reason)
-        say(f"warning: no retrieval: {reason}")
     machine = measuring.Machine.of(device, dtype, say)
     measurements = measuring.measure(
         suite.narrowed(None, seed),
@@ -164,34 +161,14 @@ def compare(
     ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
     best = names_by_label.get(ranking.recommended or "")
-    return Choice(ranking=ranking, method=best, results=results, left_out=left_out)
+    return Choice(ranking=ranking, method=best, results=results)
 
 
-def ranking_suite(
-    source: Checkpoint,
-    methods: Sequence[Method],
-    loss: PerplexityTask,
-    *,
-    to: int,
-    haystacks: int | None = None,
-    keys: int | None = None,
-) -> tuple[Suite, RopepatchError | None]:
-    """The suite of a ranking: the loss over windows of the target length, and retrieval.
-
-    Returns:
-        The suite, and the reason why retrieval is left out, if the tokenizer cannot encode the keys or no
-        length has room for them.
-    """
-    tasks: list[Task] = [loss]
-    reason = None
-    if haystacks != 0:
-        retrieval = RetrievalTask(haystacks=haystacks, keys=keys)
-        tokenizer, window = source.complete().tokenizer, source.config.window
-        try:
-            retrieval.limited(1).prepare(Goal(source.name, tokenizer, window, to))
-            tasks.append(retrieval)
-        except RopepatchError as error:
-            reason = error
-    return Suite(
-        models=(source.name,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)
-    ), reason
+def _why_not(task: RetrievalTask, source: Checkpoint, to: int) -> str | None:
+    """The reason why a model cannot be asked: its tokenizer cannot encode the keys, or they have no room."""
+    tokenizer, window = source.complete().tokenizer, source.config.window
+    try:
+        task.limited(1).prepare(Goal(source.name, tokenizer, window, to))
+    except RopepatchError as error:
+        return str(error)
+    return None

@@ -12,20 +12,13 @@ from huggingface_hub import try_to_load_from_cache
 from ropepatch.data.questions import TAUGHT
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.suites import (
-    GROUPS,
-    Method,
-    Suite,
-    participants,
-    read_method,
-    read_suite,
-)
+from ropepatch.evaluation.suites import Method, Suite, participants, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
-from ropepatch.settings import Length, listed, relative_length, shown
+from ropepatch.settings import Length, listed, relative_length
 from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
 from ropepatch.verbs.results import Results, read_results, reported
 
@@ -115,11 +108,6 @@ def evaluate(
             f"{argument('model')} is missing",
             hint="a checkpoint folder, a Hub id, or tiny",
         )
-    if text is not None and not isinstance(text, str | os.PathLike):
-        raise RopepatchError(
-            f"{argument('text')} must be a file, a folder or a `datasets` id, got {shown(text)}",
-            hint="name a file or folder; `ropepatch.perplexity` takes a list of documents",
-        )
     if windows is not None and documents is not None:
         raise RopepatchError(
             f"{argument('windows')} cannot be combined with {argument('documents')}",
@@ -145,7 +133,7 @@ def evaluate(
             hint="leave it out, or change a copy: `ropepatch suites NAME > mine.yaml`",
         )
     source = None if model is None else find_checkpoint(model, revision, original)
-    place = None if text is None else os.fspath(text)
+    place: Any = str(text) if isinstance(text, Path) else text
     reading: dict[str, Any] = {"text": place, "field": field, "split": split}
     extension = None
     if source is not None and not entries and to is None:
@@ -217,31 +205,22 @@ def _perplexity_suite(
     say: Say,
 ) -> Suite:
     """A suite with one perplexity task on one model."""
-    if to is not None and not methods:
-        methods = ("yarn",)
-    if to is None or not any(method in GROUPS for method in methods):
-        entrants = [read_method(method) for method in methods]
-    else:
-        planned, left_out = participants(source, methods, to=to)
-        entrants = [method for method, _ in planned]
-        for name, reason in left_out.items():
-            say(f"warning: without {name}: {reason}")
     target: Length = to or "1x"
     if "lengths" in task:
-        asked = listed(task["lengths"])
-        window = (
-            source.stock.window if any("x" in str(length) for length in asked) else 0
-        )
-        lengths = sorted({relative_length(length, window) for length in asked})
-        task = task | {"lengths": tuple(lengths)}
-        target = to or lengths[-1]
+        window = source.stock.window
+        asked = {relative_length(length, window) for length in listed(task["lengths"])}
+        task = task | {"lengths": tuple(sorted(asked))}
+        target = to or max(asked)
+    entrants = []
+    if to is not None:
+        entrants = participants(source, methods or ("yarn",), to=to, say=say)
     if "bos" in task:
         task = task | {"bos": "window" if task["bos"] else "none"}
     if "documents" in task:
         task = task | {"windows": None}
     return Suite(
         models=(source.name,),
-        methods=tuple(entrants),
+        methods=tuple(method for method, _ in entrants),
         to=(target,),
         tasks=(PerplexityTask(**task),),
     )

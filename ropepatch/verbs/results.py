@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from html import escape
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import few, first_figure
 from ropepatch.evaluation.measuring import Machine
-from ropepatch.evaluation.results import Result, read_result, results_json, slug
+from ropepatch.evaluation.results import Result, read_result, results_json
 from ropepatch.extension.planning import Plan
 from ropepatch.progress import interruptible
 from ropepatch.report.tables import results_text
@@ -24,12 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-
-class HasFigures(Protocol):
-    """An object with a `plot` method: a `Choice`, `Results`."""
-
-    def plot(self, name: str | None = None) -> Figure:
-        """A figure by its name."""
+    from ropepatch.verbs.compare import Choice
 
 
 class Results(tuple[Result, ...]):
@@ -52,16 +45,17 @@ class Results(tuple[Result, ...]):
         """
         rows = []
         for result in self:
-            place = {
-                "model": result.model["name"],
-                "target": result.target,
-                "task": result.task,
-                "label": result.label,
-            }
             for row in result.rows:
-                columns = row.tidy()
-                if measure in (None, row.measure, columns["measure"]):
-                    rows.append(place | columns)
+                if measure in (None, row.measure):
+                    columns: dict[str, Any] = {
+                        "model": result.model["name"],
+                        "target": result.target,
+                        "task": result.task,
+                        "label": result.label,
+                        **asdict(row),
+                        "clusters": len(row.clusters),
+                    }
+                    rows.append(columns | columns.pop("at"))
         return data_frame(rows)
 
     def plot(self, name: str | None = None) -> Figure:
@@ -84,20 +78,11 @@ class Results(tuple[Result, ...]):
         refuse_unknown([chosen], drawn, "figure")
         return drawn[chosen]
 
-    def __str__(self) -> str:
-        return results_text(self) or repr(self)
-
     def __repr__(self) -> str:
-        tasks = ", ".join(dict.fromkeys(result.task for result in self))
-        labels = list(dict.fromkeys(result.label for result in self))
-        shown = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
-        return f"Results({len(self)} of {tasks}: {shown})" if self else "Results(none)"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return results_text(self)
 
 
-def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
+def plot(what: Plan | Choice | Results | str | Path, name: str | None = None) -> Figure:
     """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
 
     Args:
@@ -153,7 +138,7 @@ def reported(
                 machine.say(f"{result.task}, {result.label}{target}{outcome}")
         if page is not None:
             report = partial(_report, measured, page, command)
-            machine.say(f"report: {machine.processes.write_once(report)}")
+            machine.say(machine.processes.write_once(report))
     return Results(measured)
 
 
@@ -166,19 +151,11 @@ def _kept(folder: Path | None) -> str:
     return f"finished results are kept in {folder}; the same command resumes"
 
 
-def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
+def _report(results: Sequence[Result], file: Path, command: str | None) -> str:
+    """Write the report; without it, the results that took hours are still returned."""
     from ropepatch.report.page import write_report
 
     try:
-        return write_report(results, file, command=command)
+        return f"report: {write_report(results, file, command=command)}"
     except (OSError, RopepatchError) as error:
-        hint = f"the results are in {_saved(results)}"
-        raise RopepatchError(f"cannot write the report: {error}", hint=hint) from error
-
-
-def _saved(results: Sequence[Result]) -> Path:
-    """A new temporary folder with the results."""
-    folder = Path(mkdtemp(prefix="ropepatch-results-"))
-    for number, result in enumerate(results):
-        result.write(folder / f"{number:03}-{result.task}-{slug(result.label)}.json")
-    return folder
+        return f"warning: no report: {error}"

@@ -206,25 +206,12 @@ def test_the_gain_is_the_loss_in_windows_of_the_original_length_minus_the_loss_i
     assert brought == pytest.approx(expected.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "reads"),
-    [
-        ({"gain": True}, {512: 1, 256: 3}),
-        ({"stride": 128, "lengths": (256, 512)}, {256: 7, 512: 5}),
-    ],
-    ids=["gain", "stride"],
-)
-def test_several_passes_have_one_progress_and_are_all_in_the_forecast(
-    tiny, settings, reads
-):
-    made = PerplexityTask(windows=1, **settings).prepare(
-        Goal("tiny", tiny[1], 256, 512)
-    )
+def test_several_passes_have_one_progress(tiny):
+    task = PerplexityTask(windows=1, stride=128, lengths=(256, 512))
     told = []
+    made = task.prepare(Goal("tiny", tiny[1], 256, 512))
     made.measure(tiny[0], advance=lambda *at: told.append(at))
-    assert made.reads == reads
-    read = sum(length * count for length, count in reads.items())
-    assert {total for _, total in told} == {told[-1][0]} == {read}
+    assert {total for _, total in told} == {told[-1][0]}
     assert told == sorted(set(told))
 
 
@@ -318,7 +305,7 @@ def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
     )
     with pytest.raises(
         RopepatchError,
-        match=r"of tiny in two precisions, torch\.bfloat16 and torch\.float32",
+        match="other settings: it differs in dtype",
     ):
         of_tiny(SHORT, methods=YARN, out=tmp_path)
 

@@ -1,3 +1,5 @@
+"""The loss of every token, for any model, and the curve of known losses."""
+
 import math
 
 import pytest
@@ -16,7 +18,14 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation import perplexity as module
 from ropepatch.evaluation.perplexity import LossCurve, LossReader, perplexity
+
+
+@pytest.fixture(autouse=True)
+def chunk(monkeypatch) -> int:
+    monkeypatch.setattr(module, "CHUNK", 12)
+    return 12
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -59,13 +68,11 @@ def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     needs(family)
     model = build(family, **FAMILIES[family])
     documents = tokens(33, 32, 20)  # the first two are read together
-    for ids, nll in zip(
-        documents, perplexity(model, None, documents, chunk=8).nll, strict=True
-    ):
+    for ids, nll in zip(documents, perplexity(model, None, documents).nll, strict=True):
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
         assert nll.std() > 0.1
     model.to(torch.bfloat16)
-    (narrow,) = perplexity(model, None, documents[2:], chunk=8).nll
+    (narrow,) = perplexity(model, None, documents[2:]).nll
     with torch.no_grad():
         logits = model(documents[2][None]).logits[0, :-1].float()
     torch.testing.assert_close(
@@ -78,14 +85,12 @@ def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     assert not warnings_of(caplog)  # none: in chunks, not all at once
 
 
-@pytest.mark.parametrize(
-    ("lengths", "chunk"), [([128], 16), ([6] * 60, 12)], ids=["one long", "many short"]
-)
+@pytest.mark.parametrize("lengths", [[128], [6] * 60], ids=["one long", "many short"])
 def test_no_more_logits_than_a_chunk_exist_at_a_time(lengths, chunk):
     model = build(vocab_size=4000)
     documents = tokens(*lengths, vocabulary=4000)
     with Largest() as chunked:
-        perplexity(model, None, documents, chunk=chunk)
+        perplexity(model, None, documents)
     with Largest() as full, torch.no_grad():
         model(torch.stack(documents))
     assert full.numel == sum(lengths) * 4000
@@ -129,7 +134,6 @@ class ShortensItsDecoder(LlamaForCausalLM):
         )
 
 
-@pytest.mark.parametrize("chunk", [1, 64])
 @pytest.mark.parametrize(
     "model_class",
     [
@@ -145,11 +149,11 @@ class ShortensItsDecoder(LlamaForCausalLM):
     ],
 )
 def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(
-    llama, model_class, chunk, caplog
+    llama, model_class, caplog
 ):
     model = model_class(llama.config).eval()
     model.load_state_dict(llama.state_dict())
-    curve = perplexity(model, None, tokens(31, 21), chunk=chunk)
+    curve = perplexity(model, None, tokens(31, 21))
     for ids, nll in zip(tokens(31, 21), curve.nll, strict=True):
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
     (warning,) = warnings_of(caplog)
@@ -171,20 +175,16 @@ def test_a_model_with_more_logits_than_tokens_is_refused(llama):
         RopepatchError,
         match="PutsVirtualTokensInFront returned 33 logits for 30 tokens",
     ):
-        perplexity(model, None, tokens(30), chunk=8)
+        perplexity(model, None, tokens(30))
 
 
 # The curve
 
 
-@pytest.mark.parametrize(
-    "places", [2, 9, 10, 32, (0, 2), (1, 2), (5, 9), (9, 40), (31, 32)]
-)
-def test_a_mean_is_over_the_tokens_at_the_places_asked_for_in_documents_that_are_long_enough(
-    llama, places
-):
+@pytest.mark.parametrize("places", [2, 10, 32, (0, 2), (5, 9), (9, 40), (31, 32)])
+def test_a_mean_is_over_the_tokens_at_a_place_of_long_documents(llama, places):
     documents = tokens(32, 10, 31, 9)
-    curve = perplexity(llama, None, documents, chunk=7)
+    curve = perplexity(llama, None, documents)
     begin, end = places if isinstance(places, tuple) else (1, places)
     losses = [
         float(expected(llama, ids)[t - 1])
@@ -212,34 +212,41 @@ def test_sums_over_documents_are_rounded_once():
     )
 
 
-def test_a_truncated_document_has_the_losses_of_the_beginning_and_too_short_ones_give_a_warning(
-    llama, caplog
-):
+def test_a_truncated_document_has_the_losses_of_the_beginning(llama):
     whole, cut = (
-        perplexity(llama, None, tokens(33, 20)),
-        perplexity(llama, None, tokens(33, 20), length=25),
+        perplexity(llama, None, tokens(33, 20), length=length) for length in (None, 25)
     )
     assert [len(nll) for nll in cut.nll] == [24, 19]
     torch.testing.assert_close(cut.nll[0], whole.nll[0][:24])
-    assert caplog.messages == []
-    perplexity(llama, None, [[1, 2, 3], [4, 5]], length=8)
-    assert len(caplog.messages) == 1
+    assert (cut.nll[0].dtype, cut.nll[0].device.type) == (torch.float32, "cpu")
+    assert not cut.nll[0].is_inference()
 
 
-def test_ids_may_come_as_lists_rows_or_narrow_integers(llama):
-    (ids,) = tokens(12)
-    reference = perplexity(llama, None, [ids]).nll[0]
-    for documents in (
-        [ids.tolist()],
-        [tuple(ids.tolist())],
-        ids[None],
-        [ids.to(torch.uint8)],
-        [ids.numpy()],
-    ):
-        assert torch.equal(perplexity(llama, None, documents).nll[0], reference)
-    assert (reference.dtype, reference.device.type) == (torch.float32, "cpu")
-    assert not reference.is_inference()
-    assert not reference.requires_grad
+def test_rows_of_one_document_are_one_cluster():
+    rows = (torch.tensor([1.0, 1.0]), torch.tensor([5.0, 5.0]), torch.tensor([3.0]))
+    read = LossCurve(rows).of_documents((4, 9, 4)).between(0, 9)
+    assert read.clusters == ((5.0, 3), (10.0, 2))
+    assert (read.value, read.weight) == (3.0, 5)
+
+
+CURVE = LossCurve((torch.ones(9), torch.ones(4)))
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: CURVE.at(11), "no document has 11 tokens: the longest has 10"),
+        (lambda: CURVE.at(1), "length must be at least 2"),
+        (
+            lambda: CURVE.between(10, 20),
+            r"no document has a scored token in \[10, 20\): the longest has",
+        ),
+        (lambda: CURVE.between(5, 5), r"a scored token in \[5, 5\)"),
+    ],
+)
+def test_an_impossible_request_to_a_curve_raises(read, message):
+    with pytest.raises(RopepatchError, match=message):
+        read()
 
 
 # The model is left as it was
@@ -247,7 +254,7 @@ def test_ids_may_come_as_lists_rows_or_narrow_integers(llama):
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wrapped):
+def test_modes_hooks_and_forwards_are_put_back_also_after_exceptions(fails, wrapped):
     model = build(attention_dropout=0.5).train()
     model.lm_head.eval()
     if wrapped:  # as accelerate does to move inputs
@@ -274,27 +281,19 @@ def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wr
     before = state()
     if fails:
         with pytest.raises(KeyboardInterrupt):
-            perplexity(model, None, tokens(30), chunk=8)
+            perplexity(model, None, tokens(30))
     else:
-        perplexity(model, None, tokens(30), chunk=8)
+        perplexity(model, None, tokens(30))
     assert state() == before
     assert vars(model.model).get("forward") is own
     assert not any(modes)
 
 
-@pytest.mark.parametrize(("kind", "total"), [(list, 32), (iter, None)])
-def test_progress_counts_tokens_after_each_batch_and_their_total_if_known(
-    llama, kind, total
-):
+def test_progress_counts_tokens_after_each_batch(llama):
     told = []
-    documents = kind(tokens(12, 3, 5, 12))
-    perplexity(
-        llama,
-        None,
-        documents,
-        progress=lambda done, in_all: told.append((done, in_all)),
-    )
-    assert told == [(3, total), (8, total), (32, total)]
+    documents = tokens(12, 3, 5, 12)
+    perplexity(llama, None, documents, progress=lambda *done: told.append(done))
+    assert told == [(3, 32), (8, 32), (32, 32)]
 
 
 # Errors
@@ -315,5 +314,5 @@ def test_a_loss_that_is_not_finite_is_named_by_document_and_token(
         lambda _, __, logits: logits.index_fill(-1, torch.tensor([7]), logit)
     )
     with pytest.raises(RopepatchError, match=message):
-        perplexity(model, None, [[1, 2, 3], [1, 2, 3, 4, 5, 7, 6, 7]], chunk=2)
+        perplexity(model, None, [[1, 2, 3], [1, 2, 3, 4, 5, 7, 6, 7]])
     assert not warnings_of(caplog)

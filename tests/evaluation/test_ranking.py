@@ -125,7 +125,7 @@ def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended)
     ]
     ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
     assert ranking.recommended == recommended
-    assert ranking.not_counted == {"passkey": "2 prompts: no interval"}
+    assert ranking.not_counted == {"passkey": "too few prompts for an interval: 2"}
     assert ranking.kinds == []
     assert len(ranking.warnings) == 1
 

@@ -66,7 +66,7 @@ def test_a_method_is_called_by_its_name_and_what_it_was_given():
         (("{name: yarn, beta_fast: 16}", "[ntk]"), "a method must be a name"),
         (
             ("windows: 3", "windoes: 3"),
-            "tasks[0]: unknown perplexity task key 'windoes'",
+            "unknown perplexity task key 'windoes'",
         ),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
         (

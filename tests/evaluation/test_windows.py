@@ -2,10 +2,12 @@
 
 import math
 import random
+import shutil
 from itertools import starmap
 
 import pytest
 import torch
+from loss_models import LENGTHS as OF_DOCUMENTS
 from loss_models import (
     PROTOCOLS,
     VOCABULARY,
@@ -22,7 +24,8 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
-from ropepatch.evaluation.perplexity import LossReader, Window, key_of, perplexity
+from ropepatch.evaluation.perplexity import LossReader, Window, key_of_batch, perplexity
+from ropepatch.progress import Kept
 
 BOS = 1
 NEARLY = (
@@ -111,9 +114,10 @@ SLIDING = ((8, 3), (8, 7), (2, 1), (50, 3))
     "protocol", [{}, *starmap(sliding, SLIDING)], ids=protocol_name
 )
 def test_every_token_gets_the_context_that_its_protocol_says(
-    llama, protocol, tokens_per_batch
+    llama, protocol, tokens_per_batch, monkeypatch
 ):
-    options = protocol | {"tokens_per_batch": tokens_per_batch, "chunk": 6}
+    monkeypatch.setattr(module, "CHUNK", 6)
+    options = protocol | {"tokens_per_batch": tokens_per_batch}
     curve = perplexity(llama, None, tokens(*LENGTHS), **options)
     expected = [slow_losses(llama, ids, **protocol) for ids in tokens(*LENGTHS)]
     torch.testing.assert_close(list(curve.nll), expected, rtol=1e-5, atol=2e-5)
@@ -145,11 +149,9 @@ def test_bos_is_before_texts_alone_and_only_if_it_is_wanted(llama, protocol):
 def test_only_a_model_of_the_next_token_has_a_low_loss_in_every_protocol(
     protocol, step
 ):
-    probability, chunk = 0.9, 5
+    probability = 0.9
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]
-    curve = perplexity(
-        shift_model(step, probability), None, counting, chunk=chunk, **protocol
-    )
+    curve = perplexity(shift_model(step, probability), None, counting, **protocol)
     score = 1 / probability if step == 1 else 19 / (1 - probability)
     assert curve.between(0, 40).perplexity == pytest.approx(score, rel=1e-4)
     assert torch.cat(curve.nll).sub(math.log(score)).abs().max() < 1e-4
@@ -216,11 +218,11 @@ def test_length_dependent_rope_has_no_memory_between_documents(rope):
 
 def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
     read = [Window(index, 0, ids, 1) for index, ids in enumerate(tokens(20, 20, 20))]
-    for nll in LossReader(llama, 100).read(read):
+    for nll in LossReader(llama).read(read):
         assert nll.untyped_storage().nbytes() == 4 * len(nll)
 
 
-def test_the_key_of_a_batch_depends_on_its_tokens_and_the_scored_ones():
+def test_the_key_of_a_batch_names_its_scored_tokens():
     ids, other = torch.arange(1, 7), torch.tensor([1, 2, 3, 4, 5, 7])
     same = [
         Window(0, 0, ids, 1),
@@ -228,32 +230,7 @@ def test_the_key_of_a_batch_depends_on_its_tokens_and_the_scored_ones():
         Window(0, 9, ids, 1),
     ]  # wherever it is read
     others = [Window(0, 0, other, 1), Window(0, 0, ids[:5], 1), Window(0, 0, ids, 2)]
-    assert len({key_of([window]) for window in same + others}) == 4
-
-
-# Streams
-
-
-def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 4)
-    taken, seen = [], []
-
-    def stream():
-        for ids in tokens(*NEARLY):
-            taken.append(ids)
-            yield ids
-
-    curve = perplexity(
-        llama, None, stream(), progress=lambda done, total: seen.append(len(taken))
-    )
-    assert sorted(set(seen)) == [4, 8, 10]
-    torch.testing.assert_close(
-        curve.nll, perplexity(llama, None, tokens(*NEARLY)).nll, rtol=0, atol=2e-5
-    )
-    with pytest.raises(
-        RopepatchError, match=r"documents\[4\]"
-    ):  # by its index in the stream
-        perplexity(llama, None, iter([*tokens(5, 5, 5, 5), [1]]))
+    assert len({key_of_batch([window]) for window in same + others}) == 4
 
 
 # Settings
@@ -280,11 +257,6 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
             {"window": 8, "stride": 1.5},
             "`stride` must be a whole number, got 1.5",
         ),
-        (
-            tokens(9),
-            {"window": torch.tensor(8, device="meta"), "stride": 2},
-            "`window` must be a whole number",
-        ),
         (["1 2"], {"length": "1k"}, "`length` must be a whole number, got '1k'"),
         ([[1, -1, 5]], {}, r"documents\[0\] must be a text or a list of token ids"),
         (
@@ -292,22 +264,11 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
             {"window": 8},
             "need a length and a stride, got window=8, stride=None",
         ),
-        (
-            tokens(9),
-            {"stride": 8},
-            "need a length and a stride, got window=None, stride=8",
-        ),
-        (tokens(9), sliding(1, 1), "at least 2 tokens, got 1"),
         *(
             (tokens(9), sliding(8, stride), f"from 1 to 7 .* got {stride}")
             for stride in (0, 8)
         ),
         (tokens(9), {"length": 1}, "length must be at least 2"),
-        (
-            tokens(9),
-            {"chunk": 0},
-            "chunk and tokens_per_batch must be at least 1, got 0",
-        ),
     ],
 )
 def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
@@ -324,3 +285,73 @@ def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
             **{"tokenizer": WithBos()} | options,
         )
     assert "\n" not in str(refused.value).partition("\nhint")[0]
+
+
+# Resuming
+
+
+class Killed(BaseException):
+    pass
+
+
+def passes(model: PreTrainedModel, **options: object) -> tuple[list[torch.Tensor], int]:
+    """The losses and how many forward passes of the decoder they took."""
+    with decoder_passes(model) as shapes:
+        return list(perplexity(model, None, tokens(*OF_DOCUMENTS), **options).nll), len(
+            shapes
+        )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
+def test_a_killed_measurement_resumes_with_the_same_losses(llama, tmp_path, protocol):
+    batches = 3
+    options, folder = protocol | {"tokens_per_batch": 70}, tmp_path / "made" / "here"
+    uninterrupted, whole = passes(llama, **options)
+    left = iter(range(batches - 1, -1, -1))
+
+    def killed(done: int, total: int | None) -> None:
+        if next(left) == 0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        perplexity(
+            llama, None, tokens(*OF_DOCUMENTS), keep=folder, progress=killed, **options
+        )
+    resumed, rest = passes(llama, keep=folder, **options)
+    assert rest == whole - batches
+    assert all(map(torch.equal, resumed, uninterrupted))
+    told: list[tuple[int, int | None]] = []
+    again, none = passes(
+        llama, keep=folder, progress=lambda *done: told.append(done), **options
+    )
+    assert none == 0
+    assert told[-1][0] == told[-1][1]  # what is found counts
+    assert all(map(torch.equal, again, uninterrupted))
+
+
+@pytest.mark.parametrize("cut", [1, 60])
+def test_a_line_cut_short_is_measured_again(llama, tmp_path, cut):
+    wanted, whole = passes(llama, keep=tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-cut])
+    for read in (1, 0):
+        found, taken = passes(llama, keep=tmp_path)
+        assert taken == read < whole
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_processes_that_share_a_folder_lose_no_line(
+    tmp_path,
+):
+    folder = tmp_path / "shared"
+    first, second = Kept(folder), Kept(folder)
+    first.write("a", 1)
+    (file,) = folder.iterdir()
+    second.write("b", 2)
+    assert Kept(folder).found == {"a": 1, "b": 2}
+    file.write_bytes(file.read_bytes()[:-3])
+    first.write("c", 3)
+    assert Kept(folder).found == {"b": 2, "c": 3}
+    shutil.rmtree(folder)
+    second.write("d", 4)
+    assert Kept(folder).found == {"d": 4}

@@ -11,8 +11,9 @@ import numpy as np
 from scipy import stats
 
 from ropepatch.attention import REMAPPINGS, make_remapping
+from ropepatch.evaluation import results as made
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.results import MEASURES, Result, Row, rows_of
+from ropepatch.evaluation.results import MEASURES, Result, Row
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -95,8 +96,7 @@ def row_of(
     """The row whose clusters, each of this weight, have these means."""
     share = measure in MEASURES and MEASURES[measure].share
     mean = Mean(tuple((value * weight, weight) for value in values), share)
-    (row,) = rows_of([(measure, at, mean)])
-    return row
+    return made.row_of(measure, at, mean)
 
 
 def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:

@@ -7,13 +7,11 @@ from methods import STATIC
 import ropepatch
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import Method, candidates, participants
-from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
+from ropepatch.evaluation.suites import candidates, participants
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
-from ropepatch.verbs.compare import ranking_suite
 
 # Candidates
 
@@ -70,16 +68,18 @@ def test_dynamic_at_the_target_length_equals_one_of_the_candidates():
 def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     monkeypatch,
 ):
-    methods, left_out = participants(
-        Checkpoint.find("tiny"), ["yarn", "remappings"], to=1024
-    )
-    assert [plan.method.name for _, plan in methods] == [
-        "yarn",
-        *(name for name in REMAPPINGS if name != "string"),
-    ]
-    assert [*left_out] == ["string"]
+    lines = []
+
+    def named(*methods):
+        source = Checkpoint.find("tiny")
+        found = participants(source, methods, to=1024, say=lines.append)
+        return [plan.method.name for _, plan in found]
+
+    fitting = [name for name in REMAPPINGS if name != "string"]
+    assert named("yarn", "remappings") == ["yarn", *fitting]
+    assert [line.partition(": ")[2][:14] for line in lines] == ["without string"]
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
-        participants(Checkpoint.find("tiny"), ["remappings", "string"], to=1024)
+        named("remappings", "string")
     monkeypatch.setattr(
         "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
     )
@@ -88,27 +88,10 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
         raise RopepatchError("not on this rope")
 
     monkeypatch.setattr(YaRN, "frequencies", refuse)
-    methods, left_out = participants(Checkpoint.find("tiny"), ["all"], to=1024)
-    assert [method for method, _ in methods] == [Method(name="linear")]
-    assert left_out == {"yarn": "not on this rope"}
+    assert named("all") == ["linear"]
+    assert lines[-1] == "warning: without yarn: not on this rope"
     with pytest.raises(RopepatchError, match="not on this rope"):
-        participants(Checkpoint.find("tiny"), ["linear", "yarn"], to=1024)
-
-
-# Data
-
-
-def test_a_ranking_measures_loss_and_also_retrieval_if_the_needles_fit():
-    source, loss = Checkpoint.find("tiny"), PerplexityTask(windows=24)
-    suite, reason = ranking_suite(
-        source, [Method(name="yarn")], loss, to=512, haystacks=3, keys=2
-    )
-    assert [*suite.tasks] == [loss, RetrievalTask(haystacks=3, keys=2)]
-    assert reason is None
-    for options, has_reason in (({"haystacks": 0}, False), ({"keys": 18}, True)):
-        suite, reason = ranking_suite(source, [], loss, to=512, **options)
-        assert [task.name for task in suite.tasks] == ["perplexity"]
-        assert ("has no room for" in str(reason)) == has_reason
+        named("linear", "yarn")
 
 
 # The choice for given results
@@ -156,9 +139,7 @@ def test_retrieval_that_does_not_fit_is_left_out_with_one_warning(measured):
         "tiny", to=1024, methods=["yarn"], keys=200, say=lines.append
     )
     (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
-    assert choice.left_out == {
-        "retrieval": warning.removeprefix("warning: no retrieval: ")
-    }
+    assert "200 keys of the kind number" in warning
     assert (choice.method, choice.ranking.rows[0].answers) == ("yarn", {})
 
 
