@@ -29,8 +29,7 @@ from reporting import (
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropepatch.training.fused_loss import CHUNK
-from ropepatch.training.loss import causal_lm_loss, linear_head
+from ropepatch.training.loss import CHUNK, causal_lm_loss, linear_head
 
 TARGET = {"speed: ours / stock": 0.95, "memory: ours / stock": 0.5}
 AGREEMENT = 1e-4  # relative, of the loss and of the norm of the gradients

@@ -147,7 +147,6 @@ class Training(Part):
         steps: The number of optimizer steps.
         tokens: The number of training tokens.
         processes: The number of processes.
-        seconds: The time of all steps, over all sessions.
         device: The device.
         short_context: The short-context check.
         precision: The precision, and how it was chosen.
@@ -158,7 +157,6 @@ class Training(Part):
     steps: Whole
     tokens: Whole
     processes: Whole = 1
-    seconds: Number | None = None
     device: Text | None = None
     precision: Keys | None = None
     short_context: ShortContextCheck

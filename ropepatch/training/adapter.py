@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
@@ -170,19 +170,14 @@ def load_adapter(
             f"{source.name} does not have the weights and the RoPE that the adapter was trained on",
             hint="use the checkpoint that it was trained on",
         )
+    peft, hint = _peft(), "copy the adapter again from its original place"
+    read_header(place / WEIGHTS)  # without this file PEFT would load a pickle
     loaded: Any = source.load()
     model = loaded.to(best_device())
     put(model, plan)
-    return _with_adapter(model, place), source.tokenizer
-
-
-def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Load the adapter of a folder onto a model; a missing tensor is an error."""
-    peft, hint = _peft(), "copy the adapter again from its original place"
-    read_header(folder / WEIGHTS)  # without this file PEFT would load a pickle
     # PEFT draws initial weights, which it then replaces
     seeded = torch.random.fork_rng(devices=[])
-    with stock_code(f"load the adapter {folder}", hint), without_deprecations(), seeded:
+    with stock_code(f"load the adapter {place}", hint), without_deprecations(), seeded:
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
-        fine_tuned: PeftModel = peft.PeftModel.from_pretrained(model, str(folder))
-    return fine_tuned.eval()
+        fine_tuned = peft.PeftModel.from_pretrained(model, str(place))
+    return fine_tuned.eval(), source.tokenizer

@@ -51,7 +51,6 @@ from ropepatch.training.trainer import (
     ProgressLines,
     explaining_disk,
     history,
-    seconds,
     short_context_check,
     short_context_loss,
 )
@@ -107,11 +106,6 @@ def _measured(
     run: Run, supply: Supply, decisive: dict[str, Any]
 ) -> tuple[RunRecord, PreTrainedModel | None]:
     """Record the base model's loss within the original length; return the model too if it can be trained on."""
-    gpus = torch.cuda.device_count()
-    if run.processes.count == 1 < gpus:
-        run.say(
-            f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} ...` takes all"
-        )
     run.say(f"precision: {run.earlier.precision}")
     model: Any = run.source.load()
     dtype = model.dtype
@@ -138,8 +132,6 @@ def _trained(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunReco
     model = _loaded(run, model)
     mapped = teaching(run, model)
     put(model, run.plan)
-    if not recipe.packed_by_us:
-        model.set_attn_implementation(recipe.attention)
     set_seed(recipe.seed)  # for the adapter's initial weights
     student = trainable(model, recipe.lora)
     if recipe.gradient_checkpointing:
@@ -148,7 +140,7 @@ def _trained(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunReco
     if recipe.distil is not None:
         teacher = Teacher(student, run.trained, mapped, recipe.distil)
     with no_progress_bars(), run.progress("training") as advance:
-        per_step, base = supply.tokens // recipe.max_steps, Mean.of(record.base)
+        per_step = supply.tokens // recipe.max_steps
         trainer = LongContextTrainer(
             run=run,
             pieces=supply.pieces,
@@ -156,18 +148,17 @@ def _trained(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunReco
             model=student,
             args=run.arguments,
             train_dataset=supply.batches,
-            callbacks=[ProgressLines(run.say, advance, per_step, base.value)],
+            callbacks=[ProgressLines(run.say, advance, per_step)],
         )
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     trained = run.folder / PARTIAL / TRAINED
     with explaining_disk("the trained weights", trained), no_progress_bars():
         trainer.save_model(str(trained))
     run.processes.wait()
-    log = trainer.state.log_history
     device = f"CPU, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
-    done = {"history": history(log), "seconds": seconds(log), "device": device}
+    done = {"history": history(trainer.state.log_history), "device": device}
     record = record.model_copy(update=done)
     if run.processes.first:
         with explaining_disk("the trained weights", trained):
@@ -219,7 +210,6 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         tokens=supply.tokens,
         processes=run.processes.count,
         precision={"dtype": record.precision},
-        seconds=record.seconds,
         device=record.device,
         short_context=short_context_check(Mean.of(record.base), now, limit),
     )

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from ropepatch.attention import teaching_window
-from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
-from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.model.config import text_config
 from ropepatch.model.cost import (
@@ -178,11 +176,7 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
     reason = ""  # for sequences shorter than the target
     lengths = [target]
     lengths += [times * window for times in BETWEEN if times * window < target]
-    try:
-        check_mappable(config.skeleton, window)
-        counted = Weights.of(config.skeleton, recipe.lora)
-    except RopepatchError as error:
-        reason, lengths = f": {error}", []
+    counted = Weights.of(config.skeleton, recipe.lora)
     for length in lengths:
         remapping = {"name": "rerope", "window": teaching_window(window)}
         longer = {

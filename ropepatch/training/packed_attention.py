@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -76,14 +75,11 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend with queries [1, H, T, D] to keys and values of H heads or fewer; returns [1, T, H, D]."""
-    if attention_mask is None or attention_mask.numel():
-        raise _misuse("a mask that the model made")
-    if cu_seq_lens_q is None:
-        raise _misuse("no cu_seq_lens_q")
+    if cu_seq_lens_q is None or attention_mask is None or attention_mask.numel():
+        raise _misuse("a mask that the model made, or no cu_seq_lens_q")
     if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
         raise _misuse(f"{changed[0]} from {type(module).__name__}")
-    edges = cu_seq_lens_q.tolist()
-    lengths = [end - start for start, end in pairwise(edges)]
+    lengths = cu_seq_lens_q.diff().tolist()
     attend = partial(
         causal,
         module,

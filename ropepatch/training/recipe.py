@@ -117,8 +117,6 @@ class Lora(Settings):
         target_modules: The linear layers with an adapter, or `all-linear`.
         exclude_modules: Linear layers without an adapter.
         target_parameters: Weights with an adapter that are in no linear layer, such as those of experts.
-        layers_to_transform: The numbers of the layers with an adapter; None for all.
-        layers_pattern: The name of the list of layers, for `layers_to_transform`.
         rank_pattern: Other ranks, by the name of the layer.
         alpha_pattern: Other values of `lora_alpha`, by the name of the layer.
         use_rslora: Divide by the square root of the rank (arXiv:2312.03732).
@@ -134,8 +132,6 @@ class Lora(Settings):
     target_modules: Modules = ("q_proj", "k_proj", "v_proj", "o_proj")
     exclude_modules: Several[Text] | None = None
     target_parameters: Several[Text] | None = None
-    layers_to_transform: Several[Whole] | None = None
-    layers_pattern: Text | None = None
     rank_pattern: dict[str, Count] | None = None
     alpha_pattern: dict[str, Weight] | None = None
     use_rslora: bool = False
@@ -275,7 +271,6 @@ class Recipe(Settings):
         gradient_checkpointing: Recompute activations in the backward pass instead of keeping them.
         quantization: `4bit` keeps frozen weights in 4 bits (QLoRA, arXiv:2305.14314), with bitsandbytes on a
             CUDA GPU; the adapter is merged into the unquantised weights. None for their own precision.
-        attention: The kernel: sdpa, flash_attention_2 or flash_attention_3.
         save: `merged`, a complete checkpoint, or only the `adapter`.
         seed: The seed of the adapter's weights, the order of the data and the positions.
     """
@@ -295,7 +290,6 @@ class Recipe(Settings):
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
     quantization: Literal["4bit"] | None = None
-    attention: Literal["sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
     save: Literal["merged", "adapter"] = "merged"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
@@ -326,16 +320,6 @@ class Recipe(Settings):
                 "generated: questions needs distil",
                 hint="add distil: {}, or drop this source",
             )
-        if (
-            {*names} == {SELF}
-            and self.data.boundaries
-            and self.positions.name == "true-length"
-        ):
-            raise RopepatchError(
-                "documents of generated: self end within the original context length; kept apart and at true "
-                "positions they train nothing beyond it",
-                hint="set data.boundaries: false, or positions: pose",
-            )
         if self.trainer.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
             raise RopepatchError(
                 "trainer.lr_scheduler_type must not depend on an evaluation",
@@ -346,11 +330,6 @@ class Recipe(Settings):
                 "trainer.bf16 and trainer.fp16 cannot both be set",
                 hint="drop one of them",
             )
-
-    @property
-    def packed_by_us(self) -> bool:
-        """Whether `packed_attention` separates segments; flash attention does so itself."""
-        return self.attention == "sdpa"
 
     @property
     def max_steps(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -39,7 +38,6 @@ from ropepatch.files import (
 )
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
-from ropepatch.model.config import stock_code
 from ropepatch.model.precision import fastest
 from ropepatch.processes import Processes, join, on_cpu
 from ropepatch.progress import Progress, Say, no_bar, silent
@@ -76,15 +74,13 @@ class RunRecord(Part):
         decisive: The settings that decide the weights; None until the run has begun.
         base: The base model's loss on each held-out text within the original length: nats and tokens.
         history: A row for each step with a loss or an evaluation; empty until all steps are done.
-        seconds: The time of all steps, over all calls.
-        device: The device of the last of them.
+        device: The device of the last call.
     """
 
     precision: Text
     decisive: Keys | None = None
     base: list[list[Number]] = Field(default_factory=list)
     history: list[Keys] = Field(default_factory=list)
-    seconds: Number | None = None
     device: Text | None = None
 
 
@@ -154,7 +150,8 @@ class Run:
         """Raise `RopepatchError` for all that is wrong before a weight is loaded."""
         check_trainable(self.plan, self.recipe)
         check_machine(self.recipe)
-        _check_attention(self.plan, self.recipe)
+        with packed_attention(self.plan.config.skeleton):
+            pass  # raises if its attention cannot be replaced
         _ = self.arguments
         _ = self.counted
 
@@ -285,9 +282,8 @@ def check_trainable(plan: Plan, recipe: Recipe) -> None:
             hint="use a scaling such as yarn",
         )
     if plan.length_dependent:
-        name = plan.method.name if plan.method.length_dependent else plan.source.name
         raise RopepatchError(
-            f"{name} follows the length: there are no fixed frequencies to train for",
+            "the saved frequencies follow the length: there are no fixed ones to train for",
             hint="train with a static method; of a list for each length config.json must contain one",
         )
     if plan.config.is_quantised:
@@ -295,7 +291,7 @@ def check_trainable(plan: Plan, recipe: Recipe) -> None:
             f"the weights of {plan.source.name} are quantised",
             hint="train the checkpoint it was made from",
         )
-    window = plan.config.rope.original_max_position_embeddings
+    window = plan.config.window
     longest = max(recipe.data.lengths(window)[0])
     if longest > plan.target:
         raise RopepatchError(
@@ -305,16 +301,6 @@ def check_trainable(plan: Plan, recipe: Recipe) -> None:
     if recipe.distil and recipe.reads_beyond(window):
         check_mappable(plan.config.skeleton, window)
         remapping_of(recipe.distil.remapping).fitted(window, plan.target)
-
-
-def _check_attention(plan: Plan, recipe: Recipe) -> None:
-    model: Any = copy.deepcopy(plan.config.skeleton)
-    if recipe.packed_by_us:
-        with packed_attention(model):
-            return
-    hint = "attention: sdpa needs no further package"
-    with stock_code(f"use {recipe.attention}", hint):
-        model.set_attn_implementation(recipe.attention)
 
 
 # Launchers and transformers' Trainer
@@ -371,11 +357,9 @@ def trainer_arguments(recipe: Recipe, folder: Path, dtype: str) -> TrainingArgum
         "eval_steps": recipe.watch.every,
         "per_device_train_batch_size": 1,  # an item of `Batches` is one forward pass
         "remove_unused_columns": False,
-        "save_strategy": "steps",
         "disable_tqdm": True,
         "bf16": dtype == "bfloat16",
         "fp16": dtype == "float16",
-        "average_tokens_across_devices": True,
         "logging_nan_inf_filter": False,  # `log` raises on a loss that is not finite
         "use_cpu": on_cpu(),
     }

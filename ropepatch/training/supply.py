@@ -85,7 +85,16 @@ def read_supply(run: Run) -> Supply:
             if isinstance(source, Texts):
                 store = _tokenised(run, source, tokens + apart)
             else:
-                store = _self_written(run, tokens, apart, seed)
+                longest = int(schedule.windows.max())
+                store = self_written(
+                    run.source,
+                    tokenizer,
+                    length=min(run.trained, longest),
+                    tokens=max(longest, -(-tokens // SELF_READ)) + apart,
+                    seed=seed,
+                    cache=default_cache(),
+                    progress=run.progress,
+                )
             if is_held:
                 pieces, begin = held_out(store, length, count, first)
             notes.append(f"{store.name}: {store.report}")
@@ -127,9 +136,6 @@ def _answered(run: Run) -> list[str]:
     file = default_cache() / f"{key}-kinds.json"
     if file.is_file():
         return [str(kind) for kind in read_json(file)["kinds"]]
-    run.say(
-        "measuring which kinds of questions the base model answers within its original context"
-    )
     kinds = answerable(
         placed(run.source.load()),
         tokenizer,
@@ -142,20 +148,6 @@ def _answered(run: Run) -> list[str]:
     with whole_file(file) as partial:
         write_json(partial, {"kinds": kinds})
     return kinds
-
-
-def _self_written(run: Run, tokens: int, apart: int, seed: int) -> TokenStore:
-    """Generate text of which a training reads ``tokens``, and as many as are held out."""
-    longest = max(run.recipe.data.lengths(run.trained)[0])
-    return self_written(
-        run.source,
-        run.source.tokenizer,
-        length=min(run.trained, longest),
-        tokens=max(longest, -(-tokens // SELF_READ)) + apart,
-        seed=seed,
-        cache=default_cache(),
-        progress=run.progress,
-    )
 
 
 def _tokenised(run: Run, text: Texts, tokens: int) -> TokenStore:

@@ -18,8 +18,13 @@ from ropepatch.model.rotary import (
     find_substitute,
     rotating_by,
 )
-from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
-from ropepatch.training.loss import NO_INPUT, linear_head, of_next
+from ropepatch.training.loss import (
+    NO_INPUT,
+    TeacherOutput,
+    linear_distillation,
+    linear_head,
+    of_next,
+)
 from ropepatch.training.recipe import Distil, remapping_of
 from ropepatch.training.run import Run
 
@@ -83,7 +88,7 @@ class Teacher:
 
         with shadowed(self.head, keep):
             self.model(**inputs)
-        return TeacherOutput(states[0], self.head.weight, self.head.bias)
+        return TeacherOutput(states[0], self.head.weight)
 
     @contextmanager
     def reading(self, mapped: Remapped | None = None) -> Iterator[None]:

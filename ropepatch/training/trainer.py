@@ -36,7 +36,6 @@ DEPTHS = 5  # equal parts of the target, with equally many passkeys
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 TORCH_WRITES = "inline_container"  # in torch's errors about the disk
-SECONDS = "train_seconds"  # in a log: the time of the steps since the previous one
 
 
 class LongContextTrainer(Trainer):
@@ -92,7 +91,7 @@ class LongContextTrainer(Trainer):
         self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Tensor:
         """Run a forward and backward pass with attention within the segments of the batch."""
-        with packed_attention(model) if self.run.recipe.packed_by_us else nullcontext():
+        with packed_attention(model):
             return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
@@ -112,18 +111,14 @@ class LongContextTrainer(Trainer):
             loss = loss * self.run.processes.count
         return (loss, {}) if return_outputs else loss
 
-    def evaluate(
-        self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
-    ) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Run our evaluation and log it."""
         with self.accelerator.autocast():
             # FSDP2 cannot train weights gathered in inference mode
             _ = self.head
             model = self.accelerator.unwrap_model(self.model)
             measured = measure(self.run, self.pieces, model)
-        metrics = {
-            f"{metric_key_prefix}_{name}": value for name, value in measured.items()
-        }
+        metrics = {f"eval_{name}": value for name, value in measured.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -222,14 +217,11 @@ class ProgressLines(TrainerCallback):
         say: Takes the lines.
         advance: Takes the steps done and those of the training.
         tokens_per_step: Training tokens of a step.
-        base: The base model's loss within the original context length.
     """
 
-    def __init__(
-        self, say: Say, advance: Advance, tokens_per_step: int, base: float
-    ) -> None:
+    def __init__(self, say: Say, advance: Advance, tokens_per_step: int) -> None:
         self._say, self._advance = say, advance
-        self._tokens, self._base = tokens_per_step, base
+        self._tokens = tokens_per_step
         self._began = 0.0
         self._spent: list[float] = []  # on each step since the last line
 
@@ -245,27 +237,25 @@ class ProgressLines(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Print the progress, and store the time with the log for a resumed run."""
+        """Print the progress."""
         if not state.is_world_process_zero or not logs:
             return
         step = f"step {state.global_step}/{state.max_steps}"
         if "loss" in logs and self._spent:
-            spent = math.fsum(self._spent)
-            per_step = spent / len(self._spent)
+            per_step = sum(self._spent) / len(self._spent)
             self._spent.clear()
-            state.log_history[-1][SECONDS] = spent
             left = round((state.max_steps - state.global_step) * per_step)
             self._say(
                 f"{step}, loss {logs['loss']:.4f}, {self._tokens / per_step:,.0f} tokens/s, "
                 f"{left // 60}:{left % 60:02d} left"
             )
-        if "eval_short_loss" in logs:
-            short = logs["eval_short_loss"]
-            line = f"short-context loss {short:.4f} ({short / self._base - 1:+.2%} of the base)"
-            for name, value in logs.items():
-                if name.startswith("eval_target_"):
-                    line += f", target {name.removeprefix('eval_target_')} {value:.4f}"
-            self._say(f"{step}, evaluation: {line}")
+        measured = [
+            f"{name.removeprefix('eval_')} {value:.4f}"
+            for name, value in logs.items()
+            if name.startswith("eval_")
+        ]
+        if measured:
+            self._say(f"{step}, evaluation: {', '.join(measured)}")
 
 
 @contextmanager
@@ -296,12 +286,6 @@ def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def seconds(log_history: list[dict[str, Any]]) -> float:
-    """Sum the time of all steps, over all calls."""
-    total: float = sum(logged.get(SECONDS, 0.0) for logged in log_history)
-    return round(total, 1)
-
-
 # Evaluation
 
 
@@ -317,15 +301,10 @@ def measure(
     """
     watch, target = run.recipe.watch, run.plan.target
     split = not splits_weights()
-    if not watch.target or len(pieces[0]) < target:
-        short = short_context_loss(run, pieces, model, split=split)
-        measured = {"short_loss": short.value}
-    else:
-        curve = perplexity(model, None, pieces, split=split)
-        measured = {
-            "short_loss": curve.at(run.trained).value,
-            "target_loss": curve.between(target // 2, target).value,
-        }
+    curve = perplexity(model, None, pieces, split=split)
+    measured = {"short_loss": curve.at(run.trained).value}
+    if len(pieces[0]) >= target:
+        measured["target_loss"] = curve.between(target // 2, target).value
     if watch.target and watch.passkey_trials:
         found = retrieve(
             model,

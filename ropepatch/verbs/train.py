@@ -13,7 +13,6 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
-from ropepatch.model.gguf import GgufModel
 from ropepatch.probing.making import add_fingerprint, check_fingerprint
 from ropepatch.progress import (
     Progress,
@@ -26,7 +25,7 @@ from ropepatch.progress import (
 from ropepatch.settings import Length, name_of
 from ropepatch.training.forecast import forecast, sized
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe
-from ropepatch.training.run import Run, checkpoints
+from ropepatch.training.run import Run
 from ropepatch.verbs.extend import (
     Extension,
     absolute,
@@ -128,25 +127,14 @@ def train(
             "a plan already sets target, method, original and revision",
             hint="pass the model, or only the plan",
         )
-    if isinstance(plan.source, GgufModel):
-        raise RopepatchError(
-            f"{plan.source.name} is a GGUF file, which cannot be trained",
-            hint="train the checkpoint that it was made from",
-        )
     if text is not None:
         source = Texts(text=os.fspath(text), field=field, split=split)
         settings = _reading(settings, source)
     if settings.distil is not None and settings.distil.auto_size:
         settings, note = sized(settings, plan)
         say(note)
-    if Path(plan.source.name).name != Path(settings.model).name:
-        say(
-            f"warning: the recipe is for {settings.model}, this model is {plan.source.name}: "
-            "its learning rate, lengths and target were chosen for that model"
-        )
     place = output_of(plan, out, method, named)
     run = Run(plan, settings, absolute(place), include, command, say, progress)
-    has_fingerprint = settings.save == "merged" and reading is not False
     checks: list[Callable[[], object]] = [run.check, partial(check_place, place)]
     if reading:
         checks.append(partial(_check_fingerprint, run))
@@ -162,7 +150,7 @@ def train(
     with interruptible(say, lambda: _kept(run)):
         check_carried(run.source, include, say)
         written = fine_tune(run)
-        if has_fingerprint:
+        if settings.save == "merged" and reading is not False:
             run.processes.write_once(
                 lambda: add_fingerprint(
                     plan,
@@ -203,7 +191,6 @@ def _check_fingerprint(run: Run) -> None:
 
 def _check_source(run: Run) -> None:
     """Refuse a checkpoint or a text whose files cannot be read or copied."""
-    _ = run.source.weights
     _ = run.source.tokenizer
     check_carried(run.source, run.include, silent)
     for source in run.recipe.data.sources:
@@ -217,6 +204,4 @@ def _kept(run: Run) -> str:
         return f"{run.out} is written; the same command resumes"
     if not run.folder.is_dir():
         return "nothing is kept; the same command starts again"
-    saved = checkpoints(run.folder)
-    step = saved[-1].name.rpartition("-")[2] if saved else 0
-    return f"{run.folder} keeps step {step} of {run.recipe.max_steps}; the same command resumes from it"
+    return f"{run.folder} keeps the last checkpoint; the same command resumes from it"

@@ -51,7 +51,7 @@ TRAINING = {
     "steps": 600,
     "tokens": 1_234_567,
 }
-TRAINING |= {"seconds": 1234.5, "device": "CPU, 2 threads", "short_context": CHECK}
+TRAINING |= {"device": "CPU, 2 threads", "short_context": CHECK}
 REVISION = "6f5d4e3c2b1a09876f5d4e3c2b1a09876f5d4e3c"
 ON_HUB = {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION}
 VERIFIED = {

@@ -111,7 +111,6 @@ def full_recipe() -> dict:
             "passkey_trials": 0,
             "max_short_loss_increase": 0,
         },
-        "attention": "sdpa",
         "save": "merged",
         "seed": 3,
     }

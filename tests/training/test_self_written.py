@@ -175,20 +175,3 @@ def test_training_and_evaluation_use_self_generated_text_from_the_cache(
     assert (
         len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1
     )
-
-
-def test_documents_that_end_within_the_original_context_length_are_rejected():
-    with pytest.raises(
-        RopepatchError,
-        match=r"documents of generated: self end within the original context length",
-    ) as error:
-        own_text(positions="true-length")
-    assert "boundaries: false" in error.value.hint
-    own_text(positions="true-length", data={"boundaries": False})
-    own_text(positions="pose")
-    with pytest.raises(RopepatchError, match="unknown material 'selfish'"):
-        fine_tune(
-            ropepatch.plan("tiny", to=512, method="yarn"),
-            own_text(data={"sources": (Generated(generated="selfish"),)}),
-            "out",
-        )

@@ -10,72 +10,59 @@ from loss_models import Largest, build, tokens
 from run_recipes import run_two_processes
 from torch import Tensor, nn
 
-from ropepatch.training import fused_loss, loss
-from ropepatch.training.fused_loss import (
+from ropepatch.training import loss
+from ropepatch.training.loss import (
     TeacherOutput,
+    causal_lm_loss,
     linear_cross_entropy,
     linear_distillation,
+    linear_head,
 )
-from ropepatch.training.loss import causal_lm_loss, linear_head
 
 # The loss of hidden states
 
 
-def inputs(num_tokens, size, vocabulary, *, dtype=torch.float64, scale=1.0, bias=True):
+def inputs(num_tokens, size, vocabulary, *, dtype=torch.float64, scale=1.0):
     """Hidden states, a head and labels of which every third is ignored."""
     generator = torch.Generator().manual_seed(0)
-    hidden, weight, offset = (
+    hidden, weight = (
         (torch.randn(shape, generator=generator, dtype=torch.float64) * scale)
         .to(dtype)
         .requires_grad_()
-        for shape in ((num_tokens, size), (vocabulary, size), (vocabulary,))
+        for shape in ((num_tokens, size), (vocabulary, size))
     )
     labels = torch.randint(vocabulary, (num_tokens,), generator=generator)
     labels[::3] = -100
-    return hidden, weight, labels, offset if bias else None
+    return hidden, weight, labels
 
 
-def summed(hidden, weight, labels, bias=None) -> Tensor:
-    """The oracle: the cross-entropy of all logits, in float64."""
-    logits = hidden @ weight.T + (0 if bias is None else bias)
-    return F.cross_entropy(logits.double(), labels, reduction="sum")
+def gradients(value: Tensor, *tensors) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(value, tensors, retain_graph=True)
 
 
-def gradients(value: Tensor, *tensors) -> list[Tensor]:
-    return list(
-        torch.autograd.grad(
-            value, [x for x in tensors if x is not None], retain_graph=True
-        )
-    )
+def drawn_labels(data, tokens, vocabulary) -> Tensor:
+    label = st.sampled_from([-100, *range(vocabulary)])
+    return torch.tensor(data.draw(st.lists(label, min_size=tokens, max_size=tokens)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_value_and_gradients_are_those_of_all_logits(data):
     N, H, V = (data.draw(st.integers(1, most)) for most in (17, 5, 9))
-    scale = data.draw(
-        st.sampled_from([1, 60])
-    )  # 60: logits in the thousands, which must not overflow
-    hidden, weight, _, bias = inputs(
-        N, H, V, scale=scale, bias=data.draw(st.booleans())
-    )
-    labels = torch.tensor(
-        data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N))
-    )
-    found = linear_cross_entropy(
-        hidden, weight, labels, bias=bias, chunk=data.draw(st.integers(1, 20))
-    )
-    expected = summed(hidden, weight, labels, bias)
+    # 60: logits in the thousands, which must not overflow
+    scale = data.draw(st.sampled_from([1, 60]))
+    hidden, weight, _ = inputs(N, H, V, scale=scale)
+    labels = drawn_labels(data, N, V)
+    chunk = data.draw(st.integers(1, 20))
+    found = linear_cross_entropy(hidden, weight, labels, chunk=chunk)
+    expected = F.cross_entropy(hidden @ weight.T, labels, reduction="sum")
     torch.testing.assert_close(found, expected)
-    pairs = (
-        gradients(found / 7, hidden, weight, bias),
-        gradients(expected / 7, hidden, weight, bias),
-    )
-    torch.testing.assert_close(*pairs)
+    ours, theirs = (gradients(x / 7, hidden, weight) for x in (found, expected))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_sixteen_bits_are_those_of_the_matrix_products_alone():
-    hidden, weight, labels, _ = inputs(600, 16, 40, dtype=torch.bfloat16, bias=False)
+    hidden, weight, labels = inputs(600, 16, 40, dtype=torch.bfloat16)
     found = linear_cross_entropy(hidden, weight, labels, chunk=128)
     assert found.dtype == torch.float32
     logits = (hidden @ weight.T).double()
@@ -95,7 +82,7 @@ def test_sixteen_bits_are_those_of_the_matrix_products_alone():
 
 
 def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
-    hidden, weight, labels, _ = inputs(30, 16, 40, dtype=torch.bfloat16, bias=False)
+    hidden, weight, labels = inputs(30, 16, 40, dtype=torch.bfloat16)
     found = linear_cross_entropy(hidden, weight, labels)
     whole, third = gradients(found, hidden)[0], gradients(found * (1 / 3), hidden)[0]
     assert torch.equal(third, (whole.float() * (1 / 3)).bfloat16())
@@ -103,7 +90,7 @@ def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
 
 
 def test_a_frozen_head_costs_no_gradient_of_its_size():
-    hidden, weight, labels, _ = inputs(8, 30, 50)
+    hidden, weight, labels = inputs(8, 30, 50)
     for is_trained in (False, True):
         loss = linear_cross_entropy(
             hidden, weight.detach().requires_grad_(is_trained), labels
@@ -114,7 +101,7 @@ def test_a_frozen_head_costs_no_gradient_of_its_size():
 
 
 def test_without_gradients_none_are_made():
-    hidden, weight, labels, _ = inputs(64, 40, 10, dtype=torch.float32)
+    hidden, weight, labels = inputs(64, 40, 10, dtype=torch.float32)
     with torch.no_grad(), Largest() as found:
         assert not linear_cross_entropy(hidden, weight, labels, chunk=4).requires_grad
     assert found.numel == weight.numel() < hidden.numel()
@@ -137,49 +124,33 @@ def taught_by(student, teacher, labels: Tensor, answers: Tensor, t, c) -> Tensor
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(data):
-    N, H, V = (
-        data.draw(st.integers(least, most)) for least, most in ((1, 17), (1, 5), (2, 9))
-    )
-    hidden, weight, _, bias = inputs(N, H, V, bias=data.draw(st.booleans()))
+    ranges = (1, 17), (1, 5), (2, 9)
+    N, H, V = (data.draw(st.integers(least, most)) for least, most in ranges)
+    hidden, weight, _ = inputs(N, H, V)
     generator = torch.Generator().manual_seed(1)
     own = [
         torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((N, 3), (V, 3), (V,))
+        for shape in ((N, 3), (V, 3))
     ]
-    labels = torch.tensor(
-        data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N))
-    )
-    t, c = (
-        data.draw(st.sampled_from([1.0, 0.5, 3.0])),
-        data.draw(st.sampled_from([0.0, 0.3])),
-    )
-    weights = torch.tensor(
-        data.draw(st.lists(st.sampled_from([0.0, 0.5, 7.0]), min_size=N, max_size=N))
-    )
-    mixed = {
-        "temperature": t,
-        "cross_entropy": c,
-        "chunk": data.draw(st.integers(1, 20)),
-    }
-    mixed["answers"] = weights
-    found = linear_distillation(
-        hidden, weight, labels, teacher=TeacherOutput(*own), bias=bias, **mixed
-    )
-    student = hidden @ weight.T + (0 if bias is None else bias)
-    expected = taught_by(student, own[0] @ own[1].T + own[2], labels, weights, t, c)
+    labels = drawn_labels(data, N, V)
+    t = data.draw(st.sampled_from([1.0, 0.5, 3.0]))
+    c = data.draw(st.sampled_from([0.0, 0.3]))
+    weights = st.lists(st.sampled_from([0.0, 0.5, 7.0]), min_size=N, max_size=N)
+    answers = torch.tensor(data.draw(weights))
+    mixed = {"temperature": t, "cross_entropy": c, "answers": answers}
+    mixed["chunk"] = data.draw(st.integers(1, 20))
+    teacher = TeacherOutput(*own)
+    found = linear_distillation(hidden, weight, labels, teacher=teacher, **mixed)
+    student, whole = hidden @ weight.T, own[0] @ own[1].T
+    expected = taught_by(student, whole, labels, answers, t, c)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-    pairs = (
-        gradients(found / 7, hidden, weight, bias),
-        gradients(expected / 7, hidden, weight, bias),
-    )
-    torch.testing.assert_close(*pairs, rtol=1e-6, atol=1e-9)
-    logits = student.detach().requires_grad_()
-    whole = TeacherOutput(own[0] @ own[1].T + own[2])
-    found = linear_distillation(logits, None, labels, teacher=whole, **mixed)
-    expected = taught_by(logits, whole.hidden, labels, weights, t, c)
-    torch.testing.assert_close(
-        gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9
-    )
+    ours, theirs = (gradients(x / 7, hidden, weight) for x in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+    logits, teacher = student.detach().requires_grad_(), TeacherOutput(whole)
+    found = linear_distillation(logits, None, labels, teacher=teacher, **mixed)
+    expected = taught_by(logits, whole, labels, answers, t, c)
+    ours, theirs = (gradients(x, logits) for x in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
 # The loss of a model
@@ -301,7 +272,7 @@ def small() -> nn.Module:
 
 MODELS = {  # how it is made; which layer's place the loss takes; how many tensors are trained
     "all weights, tied": (lambda: build(tie_word_embeddings=True), "lm_head", 20),
-    "a head with a bias": (with_bias, "lm_head", None),
+    "a head with a bias": (with_bias, None, None),
     "an adapter under a frozen head": (
         lambda: peft_model(build(), target_modules=["q_proj", "o_proj"]),
         "base_model.model.lm_head",
@@ -396,7 +367,7 @@ def test_a_step_holds_no_logits_of_all_tokens():
     batch = rows(*[256] * 8)
     with Largest() as found:
         causal_lm_loss(model, batch, head=head).backward()
-    assert found.numel == fused_loss.CHUNK * 4000
+    assert found.numel == loss.CHUNK * 4000
     with Largest() as all_at_once:
         causal_lm_loss(model, batch, head=None).backward()
     assert all_at_once.numel == 2048 * 4000

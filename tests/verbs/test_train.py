@@ -34,7 +34,7 @@ from ropepatch.model.precision import UNITS
 from ropepatch.publishing.card.parts import teaching
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.settings import RECIPES, find_shipped
-from ropepatch.training.recipe import read_recipe
+from ropepatch.training.recipe import Lora, read_recipe
 
 quiet = {"say": lambda line: None}
 
@@ -111,7 +111,7 @@ def test_the_folder_name_ends_with_the_full_recipe_name(tmp_path):
 @pytest.mark.parametrize(
     ("how", "missing", "problem"),
     [
-        ({"method": "dynamic"}, None, "follows the length"),
+        ({"method": "dynamic"}, None, "follow the length"),
         ({}, "ropepatch.training.fine_tuning", "a training needs"),
     ],
     ids=["trainable", "installed"],
@@ -172,7 +172,7 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
     assert (
         "self-generated text: 11 documents, 2,816 tokens" in done.stderr
     )  # at least the 2,731 asked for
-    assert "step 2/2, evaluation: short-context loss" in done.stderr
+    assert "step 2/2, evaluation: short_loss " in done.stderr
     assert "warning" not in done.stderr
     folder = tmp_path / "tiny-yarn-512-own"
     record = record_of(folder)
@@ -242,21 +242,6 @@ def changed(tmp_path, **config):
     content = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(content | config))
     return source
-
-
-def test_a_base_without_remapping_support_trains_within_its_original_context(tmp_path):
-    source = changed(
-        tmp_path,
-        model_type="mistral",
-        architectures=["MistralForCausalLM"],
-        sliding_window=64,
-    )
-    lines = []
-    made = ropepatch.train(
-        source, to="4x", recipe="distil", dry_run=True, say=lines.append
-    )
-    assert made.forecast.recipe.data.windows == (256,)
-    assert "sequences of 256 tokens at skipped positions: mistral" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -344,8 +329,6 @@ def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, pla
     assert record.pop("command") == "ropepatch train tiny --recipe six.yaml --out out"
     labels = record.pop("evaluation")["perplexity"]
     assert {"baseline", "yarn", "yarn + training"} <= set(labels)
-    for written in (record, ours):
-        del written["training"]["seconds"]
     assert record == ours
 
 
@@ -473,19 +456,13 @@ def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, re
         key: made[key] for key in ("steps", "tokens", "recipe")
     }
     assert made["precision"] == {"dtype": "float32"}
-    (place / "flash.yaml").write_text(
-        (place / "six.yaml")
-        .read_text()
-        .replace("attention: sdpa", "attention: flash_attention_2")
-    )
+    content = small_recipe(lora=Lora(target_modules=("qkv",))).to_dict()
+    (place / "other.yaml").write_text(yaml.safe_dump(as_read(content)))
     rejected = run_at(
-        "train", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run"
+        "train", "tiny", "--recipe", "other.yaml", "--out", "dry", "--dry-run"
     )
     assert rejected.returncode == 2
-    assert "\ntraining: 6 steps, " in rejected.stdout
-    assert rejected.stderr.startswith(
-        "error: transformers cannot use flash_attention_2"
-    )
+    assert rejected.stderr.startswith("error: this model cannot have this adapter")
 
 
 def test_an_adapter_writes_no_fingerprint(tmp_path, run_here):
@@ -502,4 +479,4 @@ def test_an_adapter_writes_no_fingerprint(tmp_path, run_here):
 def test_a_gguf_file_is_not_trained(tmp_path, run_here):
     write_gguf(tmp_path / "model.gguf")
     done = run_here("train", "model.gguf", "--recipe", "tiny", cwd=tmp_path)
-    assert "model.gguf is a GGUF file, which cannot be trained" in done.stderr
+    assert "model.gguf is a GGUF file, which only" in done.stderr

@@ -95,8 +95,7 @@ def measure(case: Row, given: Namespace) -> Row:
         ):
             model, record = trained
             kept = {
-                key: record.get(key)
-                for key in ("short_context", "steps", "tokens", "seconds")
+                key: record.get(key) for key in ("short_context", "steps", "tokens")
             }
             return kept | place.losses(model) | place.keys(model, KEYS, seed=2)
     method, options = (YARN if of == YARN else "none"), {}
