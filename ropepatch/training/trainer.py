@@ -80,8 +80,13 @@ class LongContextTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; with one process a signal stops it after the current step is saved, with several at once."""
         alone = self.run.processes.count == 1
-        with self.stop.listening() if alone else nullcontext():
-            return super().train(*args, **kwargs)
+        try:
+            with self.stop.listening() if alone else nullcontext():
+                return super().train(*args, **kwargs)
+        finally:
+            for callback in self.callback_handler.callbacks:
+                if writer := getattr(callback, "tb_writer", None):
+                    writer.close()  # it has threads
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         rows: Any = self.train_dataset

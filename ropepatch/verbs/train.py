@@ -204,4 +204,4 @@ def _kept(run: Run) -> str:
         return f"{run.out} is written; the same command resumes"
     if not run.folder.is_dir():
         return "nothing is kept; the same command starts again"
-    return f"{run.folder} keeps the last checkpoint; the same command resumes from it"
+    return f"{run.folder} keeps what is done; the same command resumes from it"
