@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+import ropepatch
 from ropepatch.attention import REMAPPINGS
-from ropepatch.attention.remapped import remap_positions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
@@ -81,7 +81,7 @@ def within(
     if name == STOCK:
         return nullcontext()
     model.config.max_position_embeddings = int(tokens / BEYOND.get(name, 4))
-    return remap_positions(model, name, to=tokens)
+    return ropepatch.patch(model, name, to=tokens)
 
 
 def times(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:

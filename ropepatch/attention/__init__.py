@@ -6,7 +6,11 @@ published ones, and `remapped.remap_positions` applies one to a loaded model.
 
 from __future__ import annotations
 
-from ropepatch.attention.remappings import REMAPPINGS as REMAPPINGS
-from ropepatch.attention.remappings import Remapping as Remapping
-from ropepatch.attention.remappings import make_remapping as make_remapping
-from ropepatch.attention.remappings import teaching_window as teaching_window
+from ropepatch.attention.remappings import (
+    REMAPPINGS,
+    Remapping,
+    make_remapping,
+    teaching_window,
+)
+
+__all__ = ["REMAPPINGS", "Remapping", "make_remapping", "teaching_window"]

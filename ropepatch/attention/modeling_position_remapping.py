@@ -40,10 +40,9 @@ ROTARY = "model.rotary_emb"  # the rotary module of the stock model
 NAME = __name__  # of this file's attention, in transformers' registry
 POSITIONS_SLOT = "_ropepatch_positions"  # attribute of an attention module with its remapping, or None
 SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by device type
-# Most bytes per number for FlexAttention
-KERNELS = {"cuda": 2} if find_spec("triton") else {}
 KERNEL_BLOCK = 128  # queries or keys per block of FlexAttention
 NARROWEST = 16  # least head dimension for FlexAttention
+FAR = (1 << 31) - 1  # beyond any position
 VARIANTS = 64  # of its kernel per process, by heads, gradients, batch; beyond, it would store all scores
 
 # An elementwise function of positions, to integers or fractions
@@ -65,16 +64,12 @@ class Band(NamedTuple):
 
     def span(self, m: Tensor, n: Tensor) -> slice:
         """Return the columns from the first to the last key at n [B, T] in the band of any m [B, Q]."""
-        first, last = (
-            self.begin(m).amin(-1, keepdim=True),
-            self.end(m).amax(-1, keepdim=True),
-        )
+        first = self.begin(m).amin(-1, keepdim=True)
+        last = self.end(m).amax(-1, keepdim=True)
         columns = ((n >= first) & (n < last)).any(0).nonzero()[:, 0]
-        return (
-            slice(int(columns[0]), int(columns[-1]) + 1)
-            if len(columns)
-            else slice(0, 0)
-        )
+        if len(columns) == 0:
+            return slice(0, 0)
+        return slice(int(columns[0]), int(columns[-1]) + 1)
 
 
 def precise(numbers: Tensor) -> Tensor:
@@ -196,7 +191,7 @@ REMAPPINGS: dict[str, Callable[..., tuple[Band, ...]]] = {
     "lambda": lambda_shape,
     "string": string,
 }
-PLAIN = Band(constant(0), nearer(0), same, same)
+EVERY = Band(constant(-FAR), constant(FAR), same, same)
 
 
 def short_mask(
@@ -205,7 +200,7 @@ def short_mask(
     """Return int64 [B, 1, 1, T + 2] instead of a mask [B, 1, Q, T].
 
     It contains the document of every key in a packed sequence, counted from 1, or 0 for padding. The last two
-    are the column of the first query and the sliding window, or 0. Custom masks remain sdpa's.
+    are the column of the first query and the sliding window. Custom masks remain sdpa's.
     """
     summary = torch.ones(
         batch_size, kv_length + 2, dtype=torch.long, device=options.get("device", "cpu")
@@ -234,7 +229,7 @@ def short_mask(
             given.long(), (0, kv_length - given.shape[1])
         )
     summary[:, kv_length] = options.get("q_offset", 0) - first
-    summary[:, kv_length + 1] = options.get("local_size") or 0
+    summary[:, kv_length + 1] = options.get("local_size") or FAR
     return summary[:, None, None]
 
 
@@ -256,7 +251,7 @@ class Sight(NamedTuple):
         keys: The positions of the keys [B or 1, T]; cached tokens are consecutive, padding does not count.
         documents: The documents of the keys [B or 1, T], from 1; 0 for padding and empty static cache slots.
         column: The column of the first query.
-        window: The sliding window in keys; 0 for none.
+        window: The sliding window in keys; `FAR` for none.
         given: A mask [B or 1, 1, Q, T], boolean or added to the scores, that is used instead.
     """
 
@@ -264,29 +259,19 @@ class Sight(NamedTuple):
     keys: Tensor
     documents: Tensor
     column: int
-    window: int = 0
+    window: int = FAR
     given: Tensor | None = None
 
     @classmethod
     def of(
-        cls,
-        mask: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        position_ids: Tensor | None,
+        cls, mask: Tensor | None, query: Tensor, key: Tensor, position_ids: Tensor
     ) -> "Sight":
         """Make it from `short_mask`'s result, a mask [B or 1, 1, Q, T] or None, and the query positions."""
         count, keys, device = query.shape[2], key.shape[2], query.device
-        rows, columns = (
-            torch.arange(count, device=device),
-            torch.arange(keys, device=device),
-        )
-        documents, column, window, given = (
-            torch.ones_like(columns)[None],
-            keys - count,
-            0,
-            None,
-        )
+        rows = torch.arange(count, device=device)
+        columns = torch.arange(keys, device=device)
+        documents = torch.ones_like(columns)[None]
+        column, window, given = keys - count, FAR, None
         if mask is not None and mask.dtype == torch.long:
             documents = mask[:, 0, 0, :keys]
             column, window = mask[0, 0, 0, keys:].tolist()
@@ -300,12 +285,8 @@ class Sight(NamedTuple):
                 )
                 # A query other than padding: itself
                 last = torch.where(seen, columns, -1).amax(-1)
-                column, documents = (
-                    int((last - rows).amax().clamp(min=0)),
-                    seen.any(1).long(),
-                )
-        if position_ids is None:
-            position_ids = column + rows[None]
+                column = int((last - rows).amax().clamp(min=0))
+                documents = seen.any(1).long()
         if count == keys:
             return cls(position_ids, position_ids, documents, column, window, given)
         passed = (documents > 0).long().cumsum(-1)
@@ -321,7 +302,7 @@ class Sight(NamedTuple):
     def causal(self) -> bool:
         """Whether stock attention needs no mask: one query or all, without padding."""
         count, keys = self.queries.shape[-1], self.documents.shape[-1]
-        narrow = self.given is not None or 0 < self.window < keys
+        narrow = self.given is not None or self.window < keys
         aligned = count in (1, keys) and self.column == keys - count
         return aligned and not narrow and bool((self.documents == 1).all())
 
@@ -329,13 +310,11 @@ class Sight(NamedTuple):
         """Return the columns from the first to the last unmasked key of any query in some rows."""
         if self.given is not None:
             return slice(0, self.documents.shape[-1])
-        first, end = (
-            self.column + rows.start,
-            min(self.column + rows.stop, self.documents.shape[-1]),
-        )
+        first = self.column + rows.start
+        end = min(self.column + rows.stop, self.documents.shape[-1])
         oldest = self.documents[:, first:end].amin(-1, keepdim=True)
         begin = int((self.documents[:, :end] >= oldest).any(0).long().argmax())
-        return slice(max(begin, first - self.window + 1) if self.window else begin, end)
+        return slice(max(begin, first - self.window + 1), end)
 
     def mask(self, rows: slice, columns: slice) -> Tensor:
         """Return the mask [B or 1, 1, q, t] of some rows and columns, boolean or added to the scores."""
@@ -346,9 +325,7 @@ class Sight(NamedTuple):
         m = torch.arange(
             self.column + rows.start, self.column + rows.stop, device=device
         )[:, None]
-        seen = n <= m
-        if self.window:
-            seen &= n > m - self.window
+        seen = (n <= m) & (n > m - self.window)
         theirs, mine = self.documents[:, None, columns], self.documents[:, m]
         if not bool((theirs == 1).all()):
             seen = seen & (theirs > 0) & ((mine == 0) | (mine == theirs))
@@ -362,11 +339,10 @@ def in_blocks(
     sight: Sight,
     dropout: float = 0.0,
     *,
-    wants_weights: bool = False,
     width: int = 0,
     added: Callable[[Tensor, slice, slice], Tensor | None] = lambda *_: None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return attention [B, H, Q, F] to values [B, K, T, F], and its weights [B, H, Q, T] or None.
+) -> Tensor:
+    """Return attention [B, Q, H, F] to values [B, K, T, F].
 
     It computes one block of queries at a time, so memory grows linearly with the length. In training the
     backward pass computes every block again.
@@ -378,13 +354,12 @@ def in_blocks(
         value: [B, K, T, F].
         sight: The positions and the mask.
         dropout: The dropout probability of the weights.
-        wants_weights: Return the weights.
         width: The numbers that `score` computes per query and head, if more than T.
         added: Returns an addition to the output for weights [B, H, q, t] of some rows and columns, or None.
     """
     (batch, heads, count, _), keys = query.shape, value.shape[2]
 
-    def read(own: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+    def read(own: Tensor, rows: slice) -> Tensor:
         columns = sight.columns(rows)
         with torch.autocast(own.device.type, enabled=False):
             scores, mask = score(own, rows, columns), sight.mask(rows, columns)
@@ -397,24 +372,14 @@ def in_blocks(
             output = by_head(weights.to(value.dtype), value[:, :, columns])
             if (more := added(weights, rows, columns)) is not None:
                 output = output + more.to(output.dtype)
-        if not wants_weights:
-            return output, None
-        return output, nn.functional.pad(
-            weights.to(value.dtype), (columns.start, keys - columns.stop)
-        )
+        return output.transpose(1, 2)
 
-    size = max(
-        1,
-        SCORES.get(query.device.type, SCORES["cpu"])
-        // (batch * heads * max(keys, width)),
-    )
+    at_a_time = SCORES["cuda" if query.is_cuda else "cpu"]
+    size = max(1, at_a_time // (batch * heads * max(keys, width)))
     blocks = [slice(row, min(row + size, count)) for row in range(0, count, size)]
     again = torch.is_grad_enabled() and len(blocks) > 1
     run: Any = partial(checkpoint, read, use_reentrant=False) if again else read
-    outputs, weights = zip(
-        *(run(query[:, :, rows], rows) for rows in blocks), strict=True
-    )
-    return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
+    return torch.cat([run(query[:, :, rows], rows) for rows in blocks], 1)
 
 
 def ends_of_blocks(numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -440,11 +405,7 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
     at, theirs = of_all(sight.keys[:, span]), of_all(sight.documents[:, span])
     mine = of_all(sight.documents[:, sight.column : sight.column + count])
     newest = of_all(torch.arange(last, last + count, device=at.device)[None])
-    oldest = (
-        (newest - sight.window + 1).clamp(min=0)
-        if sight.window
-        else torch.zeros_like(newest)
-    )
+    oldest = (newest + 1 - sight.window).clamp(min=0)
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         within = (
@@ -459,26 +420,23 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
             & ((mine[b, i] == 0) | (mine[b, i] == theirs[b, j]))
         )
 
-    least, greatest = zip(
-        *(ends_of_blocks(x) for x in (begin, end, newest, oldest, mine, at, theirs)),
-        strict=True,
-    )
-    begin0, end0, newest0, oldest0, mine0 = (x[:, :, None] for x in least[:5])
-    begin1, end1, newest1, oldest1, mine1 = (x[:, :, None] for x in greatest[:5])
-    at0, theirs0, at1, theirs1 = (x[:, None] for x in (*least[5:], *greatest[5:]))
-    column0 = torch.arange(0, at.shape[-1], KERNEL_BLOCK, device=at.device)
-    column1 = column0 + KERNEL_BLOCK - 1
-    some = (
-        (at1 >= begin0)
-        & (at0 < end1)
-        & (column1 >= oldest0)
-        & (column0 <= newest1)
-        & (theirs1 >= mine0)
-    )
-    every = (at0 >= begin1) & (at1 < end0) & (column0 >= oldest1) & (column1 <= newest0)
-    every &= (
-        (theirs0 > 0) & (theirs0 == theirs1) & (mine0 == mine1) & (mine0 == theirs0)
-    )
+    column = torch.arange(0, at.shape[-1], KERNEL_BLOCK, device=at.device)[None]
+    last_column = column + KERNEL_BLOCK - 1
+    begins = ends_of_blocks(theirs), ends_of_blocks(mine)
+    # Extremes of the keys' blocks and of the queries': a pair is visible if each key's is not the smaller
+    bounds = [
+        (ends_of_blocks(at), ends_of_blocks(begin)),
+        (ends_of_blocks(-at), ends_of_blocks(1 - end)),
+        ((column, last_column), ends_of_blocks(oldest)),
+        ((-last_column, -column), ends_of_blocks(-newest)),
+        begins,
+    ]
+    (theirs0, theirs1), (mine0, _) = begins
+    some: Any = True
+    every = (theirs0 > 0)[:, None] & (theirs1[:, None] == mine0[:, :, None])
+    for (least, greatest), (low, high) in bounds:
+        some = some & (greatest[:, None] >= low[:, :, None])
+        every = every & (least[:, None] >= high[:, :, None])
 
     def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
@@ -492,13 +450,10 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
 
 def has_kernel(value: Tensor) -> bool:
     """Return whether to use FlexAttention for these values: on GPUs with native bfloat16."""
-    narrow = (
-        value.dtype.itemsize <= KERNELS.get(value.device.type, 0)
-        and value.shape[3] >= NARROWEST
-    )
-    return narrow and (
-        not value.is_cuda or torch.cuda.get_device_capability(value.device) >= (8, 0)
-    )
+    fits = value.is_cuda and value.dtype.itemsize == 2 and value.shape[3] >= NARROWEST
+    if not fits or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(value.device) >= (8, 0)
 
 
 def by_kernel(
@@ -544,51 +499,50 @@ def by_head(one: Tensor, shared: Tensor) -> Tensor:
     return rows.view(*one.shape[:3], -1)
 
 
-def temperature(
-    m: Tensor, window: int, log_n: bool, attention_factor: float
-) -> Tensor | None:
-    """Return the factor of the scores of queries at m [...], `precise`; None for 1."""
-    factor = attention_factor**2
-    if not log_n:
-        return None if factor == 1 else torch.full_like(precise(m), factor)
-    return ((precise(m) + 1).clamp(min=1).log() / math.log(window)).clamp(
-        min=1
-    ) * factor
+def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) -> Tensor:
+    """Return the factor of the scores of queries at m [...], `precise`."""
+    factor = torch.ones_like(precise(m))
+    if log_n:
+        factor = ((precise(m) + 1).clamp(min=1).log() / math.log(window)).clamp(min=1)
+    return factor * attention_factor**2
 
 
-class RemappedRotation:
-    """A rotary module that does not rotate queries and keys: attention rotates them by a remapping."""
+class Unrotated:
+    """A rotary module that does not rotate queries and keys: attention gives them positions."""
 
     stock: nn.Module
+    config: Any
     attention: ClassVar[str] = NAME
-    wants_weights = False
-
-    def set_remapping(self, config: Any, described: dict[str, Any]) -> None:
-        """Set the remapping described in config.json."""
-        parameters = dict(described["parameters"])
-        self.config = config
-        self.window: int = described["window"]
-        self.modifiers = {
-            key: parameters.pop(key) for key in ("log_n", "attention_factor")
-        }
-        self.layer_type = (
-            [described["layer_type"]] if described.get("layer_type") else []
-        )
-        # Called on use, since its functions cannot be pickled
-        self.bands = partial(REMAPPINGS[described["name"]], **parameters)
+    what: ClassVar[str] = "position remapping"
+    layer_type: tuple[str, ...] = ()  # of the remapped layers, if RoPE differs by it
 
     def forward(
         self, x: Tensor, position_ids: Tensor, *layer_type: str
     ) -> tuple[Tensor, Tensor]:
         """Return ones and zeros; the stock cos and sin for layer types that are not remapped."""
-        if self.config._attn_implementation != self.attention:
-            raise ValueError(
-                f"{self.config._attn_implementation!r} would ignore this model's position remapping"
-            )
+        set_to = self.config._attn_implementation
+        if set_to != self.attention:
+            raise ValueError(f"{set_to!r} would ignore this model's {self.what}")
         cos, sin = self.stock(x, position_ids, *layer_type)
-        if list(layer_type) != self.layer_type:
+        if layer_type != self.layer_type:
             return cos, sin
         return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+class RemappedRotation(Unrotated):
+    """The rotation of queries and keys by a remapping."""
+
+    def set_remapping(self, described: dict[str, Any]) -> None:
+        """Set the remapping described in config.json."""
+        parameters = dict(described["parameters"])
+        self.window: int = described["window"]
+        self.modifiers = {
+            key: parameters.pop(key) for key in ("log_n", "attention_factor")
+        }
+        if described["layer_type"]:
+            self.layer_type = (described["layer_type"],)
+        # Called on use, since its functions cannot be pickled
+        self.bands = partial(REMAPPINGS[described["name"]], **parameters)
 
     def rotated(self, module: nn.Module, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate queries or keys [B, H, T, D] at positions [B or 1, T] with the stock function."""
@@ -612,20 +566,19 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
+    position_ids: Tensor,
+    scaling: float,
     dropout: float = 0.0,
-    position_ids: Tensor | None = None,
     **others: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, None]:
     """Return attention [B, Q, H, D] of unrotated queries [B, H, Q, D], keys and values [B, K, T, D]."""
     sight = Sight.of(attention_mask, query, key, position_ids)
     rope: RemappedRotation | None = module.__dict__[POSITIONS_SLOT]
     m, n = sight.queries, sight.keys
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     wide = torch.promote_types(query.dtype, torch.float32)
+    bands, factor = [(EVERY, slice(0, key.shape[2]))], torch.ones_like(m)
     # Without a remapping, or with a sliding window within L: one band for the whole mask.
-    mapped = rope is not None and not 0 < sight.window <= rope.window
-    bands, factor = [(PLAIN, slice(0, key.shape[2]))], None
+    mapped = rope is not None and sight.window > rope.window
     if rope is not None and mapped:
         bands = [
             (band, span) for band in rope.bands() if (span := band.span(m, n)).stop
@@ -635,70 +588,56 @@ def attend(
     def at(x: Tensor, positions: Tensor) -> Tensor:
         return x if rope is None else rope.rotated(module, x, positions)
 
-    def scaled(x: Tensor, scale: float, rows: slice) -> Tensor:
-        x = x.to(wide) * scale
-        return (x if factor is None else x * factor[:, None, rows, None].to(wide)).to(
-            value.dtype
-        )
+    def rotated_query(x: Tensor, band: Band, rows: slice, scale: float) -> Tensor:
+        x = at(x, band.query(m[:, rows])).to(wide) * scale
+        return (x * factor[:, None, rows, None].to(wide)).to(value.dtype)
 
-    rotated = [
+    keys = [
         at(key[:, :, span], band.key(n[:, span])).to(value.dtype)
         for band, span in bands
     ]
-    wants_weights = rope is not None and rope.wants_weights
-    alone = len(bands) == 1 and not wants_weights and sight.causal
-    if alone and (not mapped or bool(bands[0][0].begin(m).amax() <= n.amin())):
-        own = scaled(at(query, bands[0][0].query(m)), 1.0, slice(None))
+    rows = slice(0, query.shape[2])
+    alone = len(bands) == 1 and sight.causal
+    if alone and bool(bands[0][0].begin(m).amax() <= n.amin()):
+        own = rotated_query(query, bands[0][0], rows, 1.0)
         output, _ = sdpa_attention_forward(
-            module, own, rotated[0], value, None, dropout, scale, is_causal=True
+            module, own, keys[0], value, None, dropout, scaling, is_causal=True
         )
         return output, None
 
-    exact = dropout or wants_weights or sight.given is not None
-    if mapped and not exact and query.shape[2] >= KERNEL_BLOCK and has_kernel(value):
-        queries = [
-            scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands
-        ]
-        return by_kernel(bands, queries, rotated, value, sight, scale).transpose(
-            1, 2
-        ).contiguous(), None
+    exact = dropout or sight.given is not None
+    if mapped and not exact and rows.stop >= KERNEL_BLOCK and has_kernel(value):
+        queries = [rotated_query(query, band, rows, 1.0) for band, _ in bands]
+        output = by_kernel(bands, queries, keys, value, sight, scaling)
+        return output.transpose(1, 2).contiguous(), None
 
     def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
         here, there = m[:, rows], n[:, columns]
-        if not mapped:
-            return by_head(
-                scaled(at(own, here), scale, rows), rotated[0][:, :, columns].mT
-            ).to(wide)
         shape = (*own.shape[:3], columns.stop - columns.start)
         scores = torch.full(shape, torch.finfo(wide).min, dtype=wide, device=own.device)
-        for (band, whole), k in zip(bands, rotated, strict=True):
+        for (band, whole), k in zip(bands, keys, strict=True):
             span, skip = band.span(here, there), columns.start - whole.start
             if span.stop:
-                q = scaled(at(own, band.query(here)), scale, rows)
-                found = by_head(q, k[:, :, span.start + skip : span.stop + skip].mT).to(
-                    wide
-                )
+                k = k[:, :, span.start + skip : span.stop + skip]
+                found = by_head(rotated_query(own, band, rows, scaling), k.mT).to(wide)
                 holds = band.holds(here, there[:, span])[:, None]
                 scores[..., span] = torch.where(holds, found, scores[..., span])
         return scores
 
-    output, weights = in_blocks(
-        score, query, value, sight, dropout, wants_weights=wants_weights
-    )
-    return output.transpose(1, 2).contiguous(), weights
+    return in_blocks(score, query, value, sight, dropout), None
 
 
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, short_mask)
 
 
-class Unrotated(RemappedRotation, nn.Module):
+class RemappedRotary(RemappedRotation, nn.Module):
     """Replaces the rotary module and keeps it as a submodule, so that transformers initialises it."""
 
     def __init__(self, stock: nn.Module, config: Any) -> None:
         super().__init__()
-        self.stock = stock
-        self.set_remapping(config, config.position_remapping)
+        self.stock, self.config = stock, config
+        self.set_remapping(config.position_remapping)
 
 
 class RemappedLlamaConfig(LlamaConfig):
@@ -734,7 +673,7 @@ class RemappedLlamaForCausalLM(LlamaForCausalLM):
         super().__init__(config)
         rename_alike()
         described: Any = config.position_remapping
-        rope = Unrotated(self.get_submodule(ROTARY), config)
+        rope = RemappedRotary(self.get_submodule(ROTARY), config)
         self.set_submodule(ROTARY, rope)
         layers = described["layers"]
         for module in self.modules():

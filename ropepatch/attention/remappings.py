@@ -18,8 +18,6 @@ from ropepatch.scaling.rope import Method
 from ropepatch.settings import AboveOne, Amount, Count, Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ropepatch.attention.modeling_position_remapping import Band
 
     Whole = int
@@ -30,11 +28,6 @@ else:
 
 FITTED: Any = None  # a parameter computed from L and N
 TRAINED = 0.6  # rho, the share of L whose distances are well trained
-# Parameters of every remapping that change no distance
-MODIFIERS = (
-    "log_n",
-    "attention_factor",
-)
 
 
 class Remapping(Method):
@@ -51,6 +44,7 @@ class Remapping(Method):
     kind = "position remapping"
     control: ClassVar[bool] = False  # measured as a control, never chosen
     saved_as = "its own code"
+    needs: ClassVar[str]  # of all parameters together
     log_n: bool = False
     attention_factor: Amount = 1.0
 
@@ -58,25 +52,21 @@ class Remapping(Method):
         """Return the remapping with all its parameters, for L = `window` tokens and N = `target`.
 
         Raises:
-            RopepatchError: If its distances would exceed L, its parameters do not fit L, or it has no code.
+            RopepatchError: If its distances would exceed L, or its parameters do not fit L.
         """
-        self._code()
         derived = self.derived(window, max(window, target))
-        mine = {
-            name: value
-            for name, value in derived.items()
-            if getattr(self, name) is None
-        }
-        whole = self.model_copy(update=mine)
-        whole.check_window(window)
+        whole = type(self)(**derived | self.model_dump(exclude_none=True))
+        if not whole.fits(window):
+            raise RopepatchError(
+                f"{self.name} needs {self.needs}, got {whole.described()} for L = {window}",
+                hint=self._list(),
+            )
         reach = whole.reach(window)
         if reach is not None and reach < target:
             raise RopepatchError(
                 f"{self.name} with {whole.described()} keeps distances within {window} up to "
                 f"{reach:,} tokens, not {target:,}",
-                hint=f"ask for {reach:,} tokens at most, or use rerope"
-                if reach > window
-                else "use rerope",
+                hint="use rerope, which has no limit, or ask for fewer tokens",
             )
         return whole
 
@@ -85,8 +75,8 @@ class Remapping(Method):
         """Return the parameters for L and N, by name."""
 
     @abstractmethod
-    def check_window(self, window: int) -> None:
-        """Raise an error if the parameters do not fit an original context length."""
+    def fits(self, window: int) -> bool:
+        """Return whether the parameters fit an original context length, as `needs` says."""
 
     def reach(self, window: int) -> int | None:
         """Return the largest length whose remapped distances all stay below L; None if unlimited."""
@@ -94,33 +84,11 @@ class Remapping(Method):
 
     def bands(self) -> tuple[Band, ...]:
         """Return the bands, nearest keys first; all parameters must be set."""
-        own = {
-            name: value
-            for name, value in self.parameters().items()
-            if name not in MODIFIERS
-        }
-        return self._code()(**own)
-
-    def _code(self) -> Callable[..., tuple[Band, ...]]:
-        """Return the function that computes the bands, here and in a saved checkpoint."""
         # Imports transformers: seconds
-        from ropepatch.attention import (
-            modeling_position_remapping as modeling,
-        )
-
-        if self.name not in modeling.REMAPPINGS:
-            raise RopepatchError(
-                f"no code computes {self.name}: ropepatch has that of {', '.join(REMAPPINGS)}",
-                hint=f'add its function there: modeling_position_remapping.REMAPPINGS["{self.name}"] = ...',
-            )
-        return modeling.REMAPPINGS[self.name]
-
-    @property
-    def is_saved_whole(self) -> bool:
-        """Whether the code file of a saved checkpoint contains this remapping."""
         from ropepatch.attention import modeling_position_remapping as modeling
 
-        return self._code().__module__ == modeling.__name__
+        parameters = self.model_dump(exclude={"log_n", "attention_factor"})
+        return modeling.REMAPPINGS[self.name](**parameters)
 
     def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the remapped distances [Q, T] of queries and keys: float64, NaN if masked."""
@@ -142,10 +110,16 @@ class Remapping(Method):
 class _Windowed(Remapping):
     """A remapping that does not change distances below W."""
 
+    needs = "window < L"
     window: Whole = FITTED
 
-    def check_window(self, window: int) -> None:
-        self._require(self.window < window, "window", f"below {window}")
+    def fits(self, window: int) -> bool:
+        return self.window < window
+
+    def _squeeze(self, own: int, window: int, target: int) -> float:
+        """Return by how much to divide the distances beyond W, so that N maps to 0.6 L if W is below that."""
+        room = TRAINED * window - own
+        return (target - own) / (room if room > 0 else window - own)
 
 
 class ReRoPE(_Windowed):
@@ -178,13 +152,8 @@ class LeakyReRoPE(_Windowed):
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         own = self.window or max(1, window // 2)
-        room = TRAINED * window - own
-        return {
-            "window": own,
-            "divisor": max(
-                1.0 + 1e-6, (target - own) / (room if room > 0 else window - own)
-            ),
-        }
+        divisor = max(1.0 + 1e-6, self._squeeze(own, window, target))
+        return {"window": own, "divisor": divisor}
 
     def reach(self, window: int) -> int | None:
         return math.floor(self.window + self.divisor * (window - self.window) + 1e-9)
@@ -209,17 +178,17 @@ class SelfExtend(_Windowed):
         own = self.window or max(1, window // 4)
         if own >= window:
             return {"window": own, "group": 1}
-        room = TRAINED * window - own
-        group = math.ceil((target - own) / (room if room > 0 else window - own))
-        while (
-            self.model_copy(update={"window": own, "group": group}).reach(window)
-            < target
-        ):
+        group = math.ceil(self._squeeze(own, window, target))
+        while _grouped_reach(own, group, window) < target:
             group += 1
         return {"window": own, "group": group}
 
     def reach(self, window: int) -> int:
-        return (window - self.window + self.window // self.group) * self.group
+        return _grouped_reach(self.window, self.group, window)
+
+
+def _grouped_reach(own: int, group: int, window: int) -> int:
+    return (window - own + own // group) * group
 
 
 class DualChunk(Remapping):
@@ -233,15 +202,15 @@ class DualChunk(Remapping):
     name = "dca"
     formula = "m mod s, min(m mod s + s, c) or min(2s−1, c), less n mod s"
     paper = "arXiv:2402.17463"
+    needs = "chunk <= clip < L"
     clip: Whole = FITTED
     chunk: Whole = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"clip": max(1, 3 * window // 4), "chunk": max(1, 5 * window // 8)}
 
-    def check_window(self, window: int) -> None:
-        self._require(self.clip < window, "clip", f"below {window}")
-        self._require(self.chunk <= self.clip, "chunk", f"at most {self.clip}")
+    def fits(self, window: int) -> bool:
+        return self.chunk <= self.clip < window
 
 
 class LaMPE(Remapping):
@@ -257,6 +226,7 @@ class LaMPE(Remapping):
     name = "lampe"
     formula = "Δ up to h, then ⌊Mm/(N−1)⌋ − ⌊Mn/(N−1)⌋ + b₁, Δ − b₂ at the far end"
     paper = "arXiv:2508.02308"
+    needs = "mapped < L, 2 head <= length and head + tail < length"
     length: Whole = FITTED
     mapped: Whole = FITTED
     head: Whole = FITTED
@@ -270,16 +240,9 @@ class LaMPE(Remapping):
             "tail": max(1, window // 20),
         }
 
-    def check_window(self, window: int) -> None:
-        self._require(self.mapped < window, "mapped", f"below {window}")
-        self._require(
-            2 * self.head <= self.length, "head", f"at most {self.length // 2}"
-        )
-        self._require(
-            self.head + self.tail < self.length,
-            "tail",
-            f"below {self.length - self.head}",
-        )
+    def fits(self, window: int) -> bool:
+        ends = max(2 * self.head, self.head + self.tail + 1)
+        return self.mapped < window and ends <= self.length
 
     def reach(self, window: int) -> int | None:
         """Return N, or 0 if remapped distances would exceed L."""
@@ -319,6 +282,7 @@ class String(Remapping):
     name = "string"
     formula = "Δ below S, then Δ − S + W"
     paper = "arXiv:2410.18745"
+    needs = "window <= shift <= L"
     shift: Whole = FITTED
     window: Whole = FITTED
 
@@ -329,9 +293,8 @@ class String(Remapping):
             "window": own,
         }
 
-    def check_window(self, window: int) -> None:
-        self._require(self.shift <= window, "shift", f"at most {window}")
-        self._require(self.window <= self.shift, "window", f"at most {self.shift}")
+    def fits(self, window: int) -> bool:
+        return self.window <= self.shift <= window
 
     def reach(self, window: int) -> int:
         return window + self.shift - self.window
@@ -340,12 +303,6 @@ class String(Remapping):
 REMAPPINGS: Registry[Remapping] = Registry(
     "remapping",
     (ReRoPE, LeakyReRoPE, SelfExtend, DualChunk, LaMPE, Lambda, String),
-    other_names={
-        "selfextend": "self-extend",
-        "chunkllama": "dca",
-        "dual-chunk": "dca",
-        "lm-infinite": "lambda",
-    },
 )
 
 

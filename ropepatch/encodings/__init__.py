@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ropepatch.encodings import absolute, relative, rotary
-from ropepatch.encodings.encoding import ENCODINGS, Encoding
+from ropepatch.encodings.encoding import Encoding
+from ropepatch.settings import Registry
 
 __all__ = ["ENCODINGS", "Encoding", "make_encoding"]
 
-ENCODINGS |= {
-    kind.name: kind
-    for kind in (
+ENCODINGS: Registry[Encoding] = Registry(
+    "encoding",
+    (
         absolute.Integer,
         absolute.Normalised,
         absolute.Binary,
@@ -31,8 +32,8 @@ ENCODINGS |= {
         rotary.NoPEHeads,
         rotary.NoPELayers,
         rotary.DroPE,
-    )
-}
+    ),
+)
 
 
 def make_encoding(name: str, /, **parameters: Any) -> Encoding:

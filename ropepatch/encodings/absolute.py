@@ -100,9 +100,6 @@ class Sinusoidal(TableEncoding):
 
     base: AboveOne = 10000.0
 
-    def check_shape(self, shape: ModelShape) -> None:
-        self._require_even("hidden_size", shape.hidden_size, instead="learned")
-
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         return sinusoid(positions, width, self.base)
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Named, Registry
+from ropepatch.settings import Named
 
 if TYPE_CHECKING:
     from ropepatch.model.config import Config
@@ -115,7 +114,7 @@ class AttentionInputs:
         layer: Counted from 0.
         scaling: The factor of the product of a query and a key, 1/sqrt(D).
         relative: Additions to scores and values per distance.
-        finish: A function from the output [B, H, Q, E] to [B, H, Q, D].
+        finish: A function from the output [B, Q, H, E] to [B, Q, H, D].
     """
 
     query: Tensor
@@ -173,30 +172,6 @@ class Encoding(Named):
         An absolute encoding takes positions [B, T] and returns the vectors to add to the embeddings of their
         tokens, [B, T, C] float32. All others take and return the `AttentionInputs` of a layer.
         """
-
-    def _require_even(self, name: str, channels: int, instead: str) -> None:
-        if channels % 2:
-            raise RopepatchError(
-                f"{self.name} needs an even {name}, got {channels}",
-                hint=f"use {instead}",
-            )
-
-
-ENCODINGS: Registry[Encoding] = Registry(  # `ropepatch.encodings` fills it
-    "encoding",
-    other_names={
-        "sin": "sinusoidal",
-        "absolute": "learned",
-        "rotary": "rope",
-        "txl": "transformer-xl",
-        "transformerxl": "transformer-xl",
-        "t5-bias": "t5",
-        "relative": "shaw",
-        "none": "nope",
-        "normalized": "normalised",
-        "rnope": "nope-layers",
-    },
-)
 
 
 class EncodingModule(nn.Module):

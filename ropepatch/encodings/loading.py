@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention import make_remapping
-from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.attention.remapped import remap_positions
-from ropepatch.encodings.encoding import ENCODINGS, ModelShape
+from ropepatch.encodings import ENCODINGS
+from ropepatch.encodings.encoding import ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import SEQUENCE, find_rotary, saved_remapping
+from ropepatch.model.config import SEQUENCE, saved_remapping
 from ropepatch.model.loading import AUTO
 from ropepatch.model.precision import best_device, check_device, known_dtype
-from ropepatch.settings import shown
 
 
 def load(
@@ -73,38 +71,12 @@ def load_checkpoint(
     described = saved_remapping(checkpoint.raw)
     distances = make_remapping(described["name"], **described["parameters"])
     # The remapping needs the model at its original context length.
-    lengths = dict.fromkeys(("max_position_embeddings", SEQUENCE), described["window"])
-    held = {
-        key: value
-        for key, value in lengths.items()
-        if hasattr(checkpoint.stock.whole, key)
-    }
-    original = replace(checkpoint.stock, raw=checkpoint.stock.raw | held)
+    stock = checkpoint.stock
+    stated = {"max_position_embeddings", SEQUENCE} & stock.stated.keys()
+    original = stock.changed(dict.fromkeys(stated, described["window"]))
     model = checkpoint.load(dtype, device_map, config=original)
-    layer_type = find_rotary(model).layer_type
-    mapped = remap_positions(model, distances, to=described["target"]).distances
-    _check_remapping(
-        model, described, {"parameters": mapped.parameters(), "layer_type": layer_type}
-    )
+    remap_positions(model, distances, to=described["target"])
     return model
-
-
-def _check_remapping(
-    model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    """Reject a config.json with which transformers would remap other layers, or fail."""
-    slots = [
-        vars(module) for module in model.modules() if POSITIONS_SLOT in vars(module)
-    ]
-    rotating = [slot["layer_idx"] for slot in slots if slot[POSITIONS_SLOT] is not None]
-    layers = None if len(rotating) == len(slots) else rotating
-    for key, value in {"layers": layers, **expected}.items():
-        if described.get(key, ...) != value:
-            actual = shown(described.get(key))
-            raise RopepatchError(
-                f"position_remapping.{key} in config.json is {actual}, expected {shown(value)}",
-                hint="transformers would compute something else: copy config.json again from its source",
-            )
 
 
 def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
@@ -119,9 +91,8 @@ def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
     }
     if stored != expected:
         raise RopepatchError(
-            f"the weights in {checkpoint.folder} are not those of {encoding.name}: expected "
-            f"{sorted(parameters) or 'no parameters'} at {prefix}*, "
-            f"got {sorted(name.removeprefix(prefix) for name in stored) or 'none'}",
+            f"the weights in {checkpoint.folder} are not those of {encoding.name}: "
+            f"expected {expected}, got {stored}",
             hint="put ropepatch.json and the weights of the same checkpoint together",
         )
     with torch.random.fork_rng(devices=[]):  # the drawn parameters are replaced below

@@ -64,9 +64,6 @@ class TransformerXL(Encoding):
     formula = "((q+u)·k + (q+v)·W R_{m−n})/√D, R sinusoidal"
     paper = "arXiv:1901.02860"
 
-    def check_shape(self, shape: ModelShape) -> None:
-        self._require_even("hidden_size", shape.hidden_size, instead="shaw")
-
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         by_head = shape.heads, shape.head_dim
         return {
@@ -106,9 +103,6 @@ class NEZHA(Encoding):
     formula = "q·(k + a_{n−m})/√D, v + a_{n−m}, a sinusoidal"
     paper = "arXiv:1909.00204"
 
-    def check_shape(self, shape: ModelShape) -> None:
-        self._require_even("head_dim", shape.head_dim, instead="shaw")
-
     def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
         # The sinusoid of a difference is that of the key's position, rotated by the query's position:
         # sin((j-i)w) = sin(jw) cos(iw) - cos(jw) sin(iw), cos((j-i)w) = cos(jw) cos(iw) + sin(jw) sin(iw).
@@ -117,38 +111,23 @@ class NEZHA(Encoding):
         # rotated back.
         query, key, width = inputs.query, inputs.key, shape.head_dim
         of_queries = sinusoid(inputs.query_positions, width)[:, None]
-        more = (
-            sinusoid(inputs.key_positions, width)[:, None].to(key.dtype).expand_as(key)
-        )
+        of_keys = sinusoid(inputs.key_positions, width)[:, None]
+        back = sinusoid(-inputs.query_positions, width)[:, :, None]
+        more = of_keys.to(key.dtype).expand_as(key)
         return replace(
             inputs,
             query=torch.cat((query, _rotated(query, of_queries)), -1),
             key=torch.cat((key, more), -1),
             value=torch.cat((inputs.value, more), -1),
-            finish=lambda out: (
-                out[..., :width] + _rotated_back(out[..., width:], of_queries)
-            ),
+            finish=lambda out: out[..., :width] + _rotated(out[..., width:], back),
         )
 
 
-def _rotated(query: Tensor, of_queries: Tensor) -> Tensor:
+def _rotated(x: Tensor, sinusoids: Tensor) -> Tensor:
     """Rotate a query, so that its product with a key's sinusoid is that with the difference's sinusoid."""
-    (x, y), (sin, cos) = _pairs(query), _pairs(of_queries)
-    return (
-        torch.stack((x * cos + y * sin, y * cos - x * sin), -1)
-        .flatten(-2)
-        .to(query.dtype)
-    )
-
-
-def _rotated_back(summed: Tensor, of_queries: Tensor) -> Tensor:
-    """Turn weighted sums of the keys' sinusoids into those of the differences."""
-    (x, y), (sin, cos) = _pairs(summed), _pairs(of_queries)
-    return (
-        torch.stack((x * cos - y * sin, y * cos + x * sin), -1)
-        .flatten(-2)
-        .to(summed.dtype)
-    )
+    (even, odd), (sin, cos) = _pairs(x), _pairs(sinusoids)
+    pairs = torch.stack((even * cos + odd * sin, odd * cos - even * sin), -1)
+    return pairs.flatten(-2).to(x.dtype)
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:

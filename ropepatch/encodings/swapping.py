@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention.interchange import (
     ATTENTION,
-    AttentionSubstitution,
     PositionsInAttention,
+    refusal,
+    rotating_layers,
     uninterchangeable,
 )
 from ropepatch.attention.modeling_position_remapping import rotate
-from ropepatch.attention.probe import rotating_layers
+from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.attention import ENCODING_ATTENTION
 from ropepatch.encodings.encoding import (
-    ENCODINGS,
     AttentionInputs,
     Encoding,
     EncodingModule,
@@ -33,7 +33,7 @@ from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.checkpoint import saving, write_swapped
 from ropepatch.model.config import Config, text_config
 from ropepatch.model.rotary import (
-    OwnConfigs,
+    Substitution,
     base_model,
     find_substitute,
     own_configs,
@@ -51,8 +51,7 @@ class SwappedPositions(PositionsInAttention):
 
     state = "the position encoding of this model is swapped"
     way_back = "call remove() on its swap first"
-    reason = "its position encoding is swapped"
-    attention, what, when = ENCODING_ATTENTION, "encoding", "swap"
+    attention, what = ENCODING_ATTENTION, "encoding"
 
     def __init__(
         self, stock: nn.Module, module: EncodingModule, config: PreTrainedConfig
@@ -60,6 +59,7 @@ class SwappedPositions(PositionsInAttention):
         super().__init__(stock, config)
         self.encoding = module.encoding
         self.module: nn.Module = module  # PEFT wraps it
+        self.hook: RemovableHandle | None = None
 
     @property
     def absolute(self) -> bool:
@@ -79,33 +79,18 @@ class SwappedPositions(PositionsInAttention):
         vectors = self.module(kwargs["position_ids"])
         return (hidden + vectors.to(hidden.dtype), *others), kwargs
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
-        """Copy together with the model; attention would not use a copy of only this module, as PEFT makes."""
-        if not memo:
-            raise RopepatchError(
-                "the positions of a swapped model are not copied without it",
-                hint="copy the model; with PEFT, modules_to_save=['rotary_emb.module']",
-            )
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        for name, value in self.__dict__.items():
-            twin.__dict__[name] = copy.deepcopy(value, memo)
-        return twin
-
     def extra_repr(self) -> str:
         """Return the text that `print(model)` shows."""
-        parameters = self.encoding.parameters().items()
-        values = [f"{name}={value!r}" for name, value in parameters]
-        return ", ".join([self.encoding.name, *values])
+        return repr(self.encoding)
 
 
-class Swap(AttentionSubstitution[SwappedPositions]):
+class Swap(Substitution[SwappedPositions]):
     """Handle of a model with a swapped encoding, and a context manager that restores the RoPE."""
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding in use; raises `RopepatchError` after `remove()`."""
-        return self.positions.encoding
+        """The encoding."""
+        return self._substitute.encoding
 
     @property
     def module(self) -> nn.Module:
@@ -125,14 +110,13 @@ class Swap(AttentionSubstitution[SwappedPositions]):
             tokenizer: Saved with the model.
 
         Raises:
-            RopepatchError: If the encoding has been removed or could not be loaded again, the model contains
-                an unmerged adapter, or the folder exists or cannot be written.
+            RopepatchError: If the encoding has been removed, the model contains an unmerged adapter, or the
+                folder exists or cannot be written.
         """
         folder, encoding = absent(out), self.encoding
-        if ENCODINGS.get(encoding.name) is not type(encoding):
+        if not self.in_force:
             raise RopepatchError(
-                f"{encoding.name} is not registered, so a saved checkpoint could not be loaded",
-                hint=f"ropepatch.ENCODINGS[{encoding.name!r}] = {type(encoding).__name__}",
+                "this encoding has been taken out of the model", hint="swap it in again"
             )
         weights = [name for name, _ in self.model.named_parameters()]
         if any(".base_layer." in name or ".lora_" in name for name in weights):
@@ -149,12 +133,9 @@ class Swap(AttentionSubstitution[SwappedPositions]):
         return folder
 
     def _undo(self) -> None:
-        super()._undo()
-        first = _first_layer(self.model, self.path)
-        for key, hook in list(first._forward_pre_hooks.items()):
-            if getattr(hook, "__self__", None) is self._substitute:
-                del first._forward_pre_hooks[key]
-                del first._forward_pre_hooks_with_kwargs[key]
+        self._substitute.empty_slots()
+        if self._substitute.hook is not None:
+            self._substitute.hook.remove()
 
 
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
@@ -181,30 +162,22 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
         )
     base = base_model(model)
     with torch.device("cpu"), own_configs(base, *ATTENTION) as configs:
-        return _swapped(base, encoding, configs)
-
-
-def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> Swap:
-    """Swap the encoding of a model that shares its configurations with no other."""
-    if swapped(base) is not None:
-        raise RopepatchError(
-            "the encoding of this model is already swapped",
-            hint="call remove() on its swap first",
-        )
-    config = Config.of(base)
-    attentions = _attentions(base, config)
-    if encoding.family == "absolute":
-        _check_embeddings(base)
-    device = next(attentions[0].parameters()).device
-    module = EncodingModule(encoding, ModelShape.of(config)).to(device, base.dtype)
-    path = config.site.path
-    stock = base.get_submodule(path)
-    positions = SwappedPositions(stock, module, text_config(base.config))
-    positions.put(base, path, dict.fromkeys(attentions, True), configs)
-    if positions.absolute:
-        first = _first_layer(base, path)
-        first.register_forward_pre_hook(positions.added, with_kwargs=True)
-    return Swap(base, path, positions)
+        config = Config.of(base)
+        path = config.site.path
+        decoder: Any = base.get_submodule(path.rpartition(".")[0])
+        attentions = _attentions(base, config)
+        if encoding.family == "absolute":
+            _check_embeddings(base)
+        device = next(attentions[0].parameters()).device
+        module = EncodingModule(encoding, ModelShape.of(config)).to(device, base.dtype)
+        stock = base.get_submodule(path)
+        positions = SwappedPositions(stock, module, text_config(base.config))
+        positions.put(base, path, dict.fromkeys(attentions, True), configs)
+        if positions.absolute:
+            positions.hook = decoder.layers[0].register_forward_pre_hook(
+                positions.added, with_kwargs=True
+            )
+        return Swap(base, path, positions)
 
 
 def swapped(model: nn.Module) -> Swap | None:
@@ -214,37 +187,21 @@ def swapped(model: nn.Module) -> Swap | None:
     return None if place is None else Swap(base, *place)
 
 
-def _first_layer(base: PreTrainedModel, path: str) -> Any:
-    decoder: Any = base.get_submodule(path.rpartition(".")[0])
-    return decoder.layers[0]
-
-
 def _attentions(base: PreTrainedModel, config: Config) -> list[nn.Module]:
     """Return the attention modules of a model; raises an error if an encoding cannot replace their RoPE."""
-
-    def refusal(reason: str) -> RopepatchError:
-        return RopepatchError(
-            f"the encoding of {config.model_type} cannot be swapped: {reason}",
-            hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
-        )
-
-    decoder = base.get_submodule(config.site.path.rpartition(".")[0])
     reasons = {
         "only a part of each head rotates": config.rotates_partly,
-        "its layers do not stand beside its rotary module": not hasattr(
-            decoder, "layers"
-        ),
         "its RoPE differs by layer type": config.layer_type is not None,
     }
     if reason := uninterchangeable(base) or next(
         (one for one, holds in reasons.items() if holds), None
     ):
-        raise refusal(reason)
-    layers = rotating_layers(base, config.site, refusal)
+        raise refusal(base, reason)
+    layers = rotating_layers(base, config.site)
     if not all(layers.values()):
-        raise refusal("some layers do not rotate")
+        raise refusal(base, "some layers do not rotate")
     if not all(_rotates_halves(layer, config.head_dim) for layer in layers):
-        raise refusal("its rotary pairs are laid out otherwise")
+        raise refusal(base, "its rotary pairs are laid out otherwise")
     return list(layers)
 
 

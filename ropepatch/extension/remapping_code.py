@@ -89,13 +89,8 @@ def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[st
     }
 
 
-def check_holds_remapping(config: Config, remapping: Remapping) -> None:
+def check_holds_remapping(config: Config) -> None:
     """Raise if a remapping of this model can be used in memory but not saved."""
-    if not remapping.is_saved_whole:
-        raise RopepatchError(
-            f"{remapping.name} cannot be saved: {CODE} does not contain its function",
-            hint="use it in memory: ropepatch.patch(model, remapping, to=N)",
-        )
     if config.is_part or config.is_quantised:
         raise RopepatchError(
             f"{config.model_type} cannot be saved with a position remapping: it is a part of a larger model, "

@@ -227,7 +227,7 @@ def is_written(plan: Plan, folder: Path) -> bool:
 def check_savable(plan: Plan) -> None:
     """Raise a `RopepatchError` if no checkpoint of a plan's model can contain its method."""
     if isinstance(plan.method, Remapping):
-        check_holds_remapping(plan.config, plan.method)
+        check_holds_remapping(plan.config)
 
 
 def check_outside(source: Checkpoint, folder: Path) -> None:

@@ -4,16 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from swaps import apart, logits
-from swaps import put as put_encoding
+from swaps import apart, logits, put
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+import ropepatch
 from ropepatch.attention import modeling_position_remapping as modeling
-from ropepatch.attention.remapped import remap_positions
-
-# The scores that are computed
 
 TOKENS, ROWS, HEADS, LAYERS = 64, 8, 4, 2
 IDS = torch.randint(3, 120, (1, TOKENS), generator=torch.Generator().manual_seed(1))
@@ -37,14 +34,10 @@ class Computed(TorchDispatchMode):
         return out
 
 
-@pytest.fixture(params=["alibi", "shaw", "t5", "rerope", "self-extend", "dca"])
+@pytest.fixture(params=["alibi", "shaw", "rerope", "dca"])
 def model(request) -> PreTrainedModel:
-    model = tiny_model("llama")
-    if request.param in ("alibi", "shaw", "t5"):
-        put_encoding(model, request.param)
-    else:
-        model.config.max_position_embeddings = 16
-        remap_positions(model, request.param, to=TOKENS)
+    model = tiny_model("llama", max_position_embeddings=16)
+    put(model, request.param)
     return model
 
 
@@ -72,7 +65,7 @@ def test_each_band_of_rerope_multiplies_only_its_own_keys(monkeypatch):
     """With window=8, a block of 8 queries attends to 15 near keys; the far band covers earlier keys."""
     model = tiny_model("llama")
     model.config.max_position_embeddings = 16
-    remap_positions(model, "rerope", to=TOKENS, window=8)
+    ropepatch.patch(model, "rerope", to=TOKENS, window=8)
     monkeypatch.setitem(modeling.SCORES, "cpu", HEADS * TOKENS * ROWS)
     with Computed() as computed:
         logits(model, IDS, use_cache=False)

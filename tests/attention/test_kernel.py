@@ -35,9 +35,8 @@ def kernel(monkeypatch):
 
     def logits_by_kernel(model, *args, **inputs):
         with pytest.MonkeyPatch.context() as patching, torch.no_grad():
-            patching.setattr(modeling, "KERNELS", {"cpu": 4})
+            patching.setattr(modeling, "has_kernel", lambda value: True)
             patching.setattr(modeling, "KERNEL_BLOCK", 16)
-            patching.setattr(modeling, "NARROWEST", 8)
             runs.clear()
             found = logits(model, *args, **inputs)
             assert runs
@@ -73,7 +72,7 @@ def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel)
 
 
 @every_remapping
-@pytest.mark.parametrize("sliding_window", [0, 30])
+@pytest.mark.parametrize("sliding_window", [modeling.FAR, 30])
 def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(
     name, sliding_window
 ):
@@ -135,7 +134,7 @@ def test_flex_attention_on_a_gpu_matches_outputs_and_gradients_of_the_loop(name)
 
     by_kernel = step()
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(modeling, "KERNELS", {})
+        patching.setattr(modeling, "has_kernel", lambda value: False)
         by_loop = step()
     for one, other in zip(by_kernel, by_loop, strict=True):
         assert not torch.equal(one, other)

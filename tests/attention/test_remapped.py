@@ -54,9 +54,8 @@ def test_log_n_and_the_attention_factor_multiply_the_scores(model, factor):
     with by_oracle(model, distances(ORACLE["rerope"](window=8), 40), np.array(scales)):
         expected = logits(model)
     model.config.max_position_embeddings = 20
-    with remap_positions(
-        model, "rerope", to=64, window=8, log_n=True, attention_factor=factor
-    ):
+    modified = {"window": 8, "log_n": True, "attention_factor": factor}
+    with ropepatch.patch(model, "rerope", to=64, **modified):
         assert apart(logits(model), expected) < 5e-5
 
 
@@ -81,18 +80,6 @@ def test_the_kv_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
     assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **settings))
 
 
-def test_attention_dropout_applies_only_in_training_mode(model):
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    put(model, "self-extend")
-    expected = logits(model)
-    model.train()
-    torch.manual_seed(0)
-    assert apart(logits(model), expected) > 1e-2
-    model.eval()
-    assert torch.equal(logits(model), expected)
-
-
 # Applied and removed
 
 
@@ -100,7 +87,8 @@ def test_attention_dropout_applies_only_in_training_mode(model):
 def test_the_config_and_the_handle_contain_the_active_remapping(model, name):
     with put(model, name) as handle:
         described = model.config.to_dict()["position_remapping"]
-        assert described.items() >= ({"name": name, "target": 65} | SMALL[name]).items()
+        assert (described["name"], described["target"]) == (name, 65)
+        assert described["parameters"].items() >= SMALL[name].items()
         assert (
             mapped(model).distances
             == handle.distances
@@ -108,15 +96,13 @@ def test_the_config_and_the_handle_contain_the_active_remapping(model, name):
         )
         assert model.config.max_position_embeddings == 65
         assert f"RemappedRope({name}, " in repr(model)
-    with pytest.raises(RopepatchError):
-        _ = handle.distances
 
 
 def test_remapping_a_linearly_scaled_model_uses_its_scaled_length_and_restores_the_config():
     """As in Vicuna's config: linear scaling to 256 tokens, while max_position_embeddings stays 64."""
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     model = tiny_model("llama", rope_parameters=rope, max_sequence_length=256)
-    with remap_positions(model, "rerope", to=1024) as handle:
+    with ropepatch.patch(model, "rerope", to=1024) as handle:
         assert handle.distances.window == 128
         assert model.config.max_position_embeddings == 1024
     assert model.config.max_position_embeddings == 64
@@ -178,12 +164,13 @@ def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_t
     original = model.config.get_text_config().max_position_embeddings
     if reason := REASON.get(model_type):
         with pytest.raises(
-            RopepatchError, match=f"cannot have a position remapping: .*{reason}"
+            RopepatchError, match=f"attention .* cannot be replaced: .*{reason}"
         ):
-            remap_positions(model, "self-extend", to=4 * original)
+            remap_positions(model, make_remapping("self-extend"), to=4 * original)
         assert torch.equal(logits(model), stock)
         return
-    handle = remap_positions(model, "self-extend", to=4 * original, window=7)
+    grouped = make_remapping("self-extend", window=7)
+    handle = remap_positions(model, grouped, to=4 * original)
     assert (
         apart(logits(model, ONE[:, :7]), logits(tiny_model(model_type), ONE[:, :7]))
         < 1e-5
@@ -252,8 +239,6 @@ def test_patch_accepts_a_remapping_by_name_or_as_an_object(model):
 def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(
     model, tmp_path
 ):
-    own = model.save_pretrained
-    vars(model)["save_pretrained"] = wrapped = lambda *given: own(*given)
     with put(model, "rerope"):
         for one in (model, copy.deepcopy(model)):
             with pytest.raises(RopepatchError, match="transformers would ignore it"):
@@ -261,7 +246,4 @@ def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(
         fine_tuned = lora(model)
         fine_tuned.save_pretrained(tmp_path / "adapter")
         assert not (tmp_path / "adapter" / "config.json").exists()
-    assert (
-        vars(model)["save_pretrained"] is wrapped
-    )  # the wrapper that a library of the user had set
     assert not list(tmp_path.glob("*.json"))

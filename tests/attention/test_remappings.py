@@ -117,25 +117,24 @@ def test_reach_is_the_longest_length_with_distances_below_the_original_length(da
     one = make_remapping(name, **parameters)
     reach = one.reach(original)
     table, _ = distances_and_counts(one, reach + 1)
-    assert (
-        np.nanmax(table[:-1])
-        < original
-        <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
-    )
+    assert np.nanmax(table[:-1]) < original
+    assert np.nanmax(table[-1]) >= original - 1e-9
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("string", {}),
-        *(("self-extend", one) for one in ({"window": 300}, {"group": 2})),
-        *(("leaky-rerope", one) for one in ({"divisor": 2.0}, {"divisor": 1.0})),
-        *(("dca", one) for one in ({"clip": 256}, {"chunk": 200})),
-        *(
-            ("lampe", one)
-            for one in ({"mapped": 256}, {"head": 600}, {"length": 512}, {"tail": 900})
-        ),
-        *((name, {"window": 256}) for name in ("rerope", "lambda")),
+        ("string", {}),  # reaches less than twice the original length
+        ("self-extend", {"group": 2}),
+        ("leaky-rerope", {"divisor": 2.0}),
+        ("leaky-rerope", {"divisor": 1.0}),
+        ("dca", {"clip": 256}),
+        ("dca", {"chunk": 200}),
+        ("lampe", {"mapped": 256}),
+        ("lampe", {"head": 600}),
+        ("lampe", {"length": 512}),
+        ("lampe", {"tail": 900}),
+        ("rerope", {"window": 256}),
         ("lambda", {"sinks": 0}),
         ("dca", {"chunks": 3}),
     ],
@@ -153,38 +152,23 @@ def test_fitted_rejects_targets_longer_than_the_remapping_reaches():
         one.fitted(256, 449)
 
 
-def test_described_lists_only_parameters_that_differ_from_their_defaults():
-    one = make_remapping("self-extend", window=64, group=1)
-    assert one.described() == "window=64, group=1"
-    assert (
-        make_remapping("lambda", window=96, sinks=1, log_n=True).described()
-        == "log_n=True, window=96, sinks=1"
-    )
-    assert make_remapping("lambda", sinks=4).described() == ""
+def test_described_lists_only_parameters_that_are_not_defaults():
+    one = make_remapping("lambda", window=96, sinks=4, log_n=True)
+    assert one.described() == "log_n=True, window=96"
 
 
 @pytest.mark.parametrize("name", REMAPPINGS)
 def test_remappings_use_no_float64_on_apple_gpus(name):
     with FakeTensorMode():
         m = torch.arange(512, device="mps")
-        places = [
-            place(m)
-            for band in make_remapping(name).fitted(256, 500).bands()
-            for place in band
-        ]
-        factors = [
-            temperature(m, 256, log_n, attention_factor=1.5) for log_n in (True, False)
-        ]
-    assert all(
-        numbers.dtype in (torch.long, torch.float32) for numbers in (*places, *factors)
-    )
-    assert all(factor.dtype == torch.float32 for factor in factors)
+        bands = make_remapping(name).fitted(256, 500).bands()
+        places = [place(m) for band in bands for place in band]
+        factor = temperature(m, 256, log_n=True, attention_factor=1.5)
+    assert factor.dtype == torch.float32
+    assert {numbers.dtype for numbers in places} <= {torch.long, torch.float32}
 
 
 def test_log_n_scales_only_queries_beyond_the_original_context_length():
     scale = temperature(torch.arange(1024), 256, log_n=True, attention_factor=1.0)
     assert (scale[:256] == 1).all()
     assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))
-    assert (
-        temperature(torch.arange(1024), 256, log_n=False, attention_factor=1.0) is None
-    )

@@ -190,21 +190,6 @@ def test_gradients_do_not_depend_on_blocks_or_checkpointing(model, name, monkeyp
         assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 
-@pytest.mark.parametrize("name", ["self-extend", "learned", "alibi", "shaw", "rope"])
-def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name):
-    with put(model, name):
-        expected = logits(model)
-    model.set_attn_implementation("eager")
-    put(model, name)
-    with torch.no_grad():
-        out = model(ONE, output_attentions=True)
-    assert apart(out.logits, expected) < 1e-5
-    assert [weights.shape for weights in out.attentions] == [(1, 4, 40, 40)] * 2
-    for weights in out.attentions:
-        assert apart(weights.sum(-1), torch.ones(1, 4, 40)) < 1e-5
-        assert weights.triu(1).abs().max() == 0
-
-
 @pytest.mark.parametrize(
     "name", ["self-extend", "dca", "lambda", "learned", "alibi", "shaw", "rope"]
 )

@@ -10,14 +10,12 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import ropepatch
-from ropepatch.attention.remapped import remap_positions
 from ropepatch.encodings.swapping import swap
-from ropepatch.training.packed_attention import packed_attention
 
 IDS = torch.randint(3, 120, (1, 96), generator=torch.Generator().manual_seed(1))
 WAYS: dict[str, Any] = {
     "patch": lambda model: ropepatch.patch(model, "yarn", to=256),
-    "map": lambda model: remap_positions(model, "rerope", to=256, window=8),
+    "map": lambda model: ropepatch.patch(model, "rerope", to=256, window=8),
     "swap": lambda model: swap(model, "alibi"),
 }
 
@@ -73,19 +71,3 @@ def test_two_models_with_one_configuration_are_changed_and_restored_in_any_order
         torch.equal(logits(model, IDS), wanted)
         for model, wanted in zip(two, before, strict=True)
     )
-
-
-def test_a_patch_within_packed_attention_may_outlast_it():
-    model = tiny_model("llama")
-    held, attention = configs(model), model.config._attn_implementation
-    with packed_attention(model):
-        handle = ropepatch.patch(model, "yarn", to=256)
-    assert model.config._attn_implementation == attention
-    handle.remove()
-    assert same(configs(model), held)
-    assert model.config._attn_implementation == attention
-    handle = ropepatch.patch(model, "yarn", to=256)
-    with packed_attention(model):
-        handle.remove()
-    assert same(configs(model), held)
-    assert model.config._attn_implementation == attention

@@ -12,7 +12,6 @@ from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention.remapped import remap_positions
 from ropepatch.model.in_memory import check_rope
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -143,7 +142,7 @@ def swapped():
 
 def remapped():
     model = made(rope="default")
-    remap_positions(model, "rerope", to=256)
+    ropepatch.patch(model, "rerope", to=256)
     return model
 
 
@@ -212,7 +211,7 @@ def test_a_model_with_zeroed_inv_freq_cannot_be_measured_or_patched(damage, tiny
         lambda: ropepatch.perplexity(model, tokenizer, ["the fox"]),
         lambda: ropepatch.passkey(model, tokenizer, lengths=[200], haystacks=3),
         lambda: ropepatch.patch(model, "yarn", to="2x"),
-        lambda: remap_positions(model, "rerope", to=512),
+        lambda: ropepatch.patch(model, "rerope", to=512),
     ]
     for verb in verbs:
         if damage == "original_inv_freq":  # not used by a RoPE that never changes

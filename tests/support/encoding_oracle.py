@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from remapping_oracle import attending_by
+from transformers import PreTrainedModel
 
 Array = NDArray[np.float64]
 
@@ -209,31 +211,29 @@ def value(name: str, c: Case, v: Array, m: int, n: int) -> Array:
 
 
 def attention(
-    name: str,
-    c: Case,
-    q: Array,
-    k: Array,
-    v: Array,
-    queries: Any,
-    keys: Any,
-    visible: Any,
-) -> tuple[Array, Array]:
-    """Output [B, H, Q, D] and weights [B, H, Q, T].
-
-    q is [B, H, Q, D], k and v are [B, K, T, D], queries [B, Q] and keys [B, T] positions, visible [B, Q, T].
-    """
+    name: str, c: Case, q: Array, k: Array, v: Array, positions: Any
+) -> Array:
+    """Output [B, H, T, D] of causal attention of q [B, H, T, D] to k and v [B, K, T, D] at positions [B, T]."""
     score = nope if name in TABLES else SCORES[name]
-    output, weights = np.zeros(q.shape), np.zeros((*q.shape[:3], k.shape[2]))
+    output = np.zeros(q.shape)
     for b, h, i in np.ndindex(*q.shape[:3]):
-        group, m = h // (c.heads // c.key_value_heads), int(queries[b, i])
-        seen = np.flatnonzero(visible[b, i])
+        group, m = h // (c.heads // c.key_value_heads), int(positions[b, i])
+        at = [int(n) for n in positions[b, : i + 1]]
         scores = [
-            score(c, h, q[b, h, i], m, k[b, group, j], int(keys[b, j])) for j in seen
+            score(c, h, q[b, h, i], m, k[b, group, j], n) for j, n in enumerate(at)
         ]
         shares = np.exp(np.array(scores) - max(scores))
-        weights[b, h, i, seen] = shares / shares.sum()
-        for j in seen:
-            output[b, h, i] += weights[b, h, i, j] * value(
-                name, c, v[b, group, j], m, int(keys[b, j])
-            )
-    return output, weights
+        for j, n in enumerate(at):
+            share = shares[j] / shares.sum()
+            output[b, h, i] += share * value(name, c, v[b, group, j], m, n)
+    return output
+
+
+def by_formula(model: PreTrainedModel, name: str, c: Case, positions: Any) -> Any:
+    """Run a model with attention by the formula of an encoding within the block."""
+    return attending_by(
+        model,
+        lambda module, q, k, v, scaling: attention(
+            name, c._replace(layer=module.layer_idx), q, k, v, positions
+        ),
+    )

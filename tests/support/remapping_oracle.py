@@ -151,27 +151,21 @@ def attention(
 
 
 @contextmanager
-def by_oracle(
-    model: PreTrainedModel, table: np.ndarray, scales: np.ndarray | float = 1.0
-):
-    """Run a model with float64 attention by a table of distances, pair by pair, within the block.
-
-    The scores of each query are multiplied by its scale.
-    """
+def attending_by(model: PreTrainedModel, attend: Callable[..., Tensor]):
+    """Run a model with unrotated queries and keys in a float64 attention function within the block."""
     rotary = model.model.rotary_emb
-    inv_freq = rotary.inv_freq.double().numpy()
 
     class Still(nn.Module):
         def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
             cos, sin = rotary(x, position_ids)
             return torch.ones_like(cos), torch.zeros_like(sin)
 
-    def attend(module, query, key, value, attention_mask, scaling=None, **_):
+    def attention(module, query, key, value, attention_mask, scaling=None, **_):
         q, k, v = (x.double().numpy() for x in (query, key, value))
-        output = attention(q * scales, k, v, table, inv_freq, scaling)
-        return torch.from_numpy(output).to(query.dtype).transpose(1, 2), None
+        output = torch.from_numpy(attend(module, q, k, v, scaling))
+        return output.to(query.dtype).transpose(1, 2), None
 
-    AttentionInterface.register("test_oracle", attend)
+    AttentionInterface.register("test_oracle", attention)
     AttentionMaskInterface.register("test_oracle", lambda **_: None)
     before = model.config._attn_implementation
     model.model.rotary_emb = Still()
@@ -181,3 +175,19 @@ def by_oracle(
     finally:
         model.model.rotary_emb = rotary
         model.set_attn_implementation(before)
+
+
+def by_oracle(
+    model: PreTrainedModel, table: np.ndarray, scales: np.ndarray | float = 1.0
+):
+    """Run a model with attention by a table of distances, pair by pair, within the block.
+
+    The scores of each query are multiplied by its scale.
+    """
+    inv_freq = model.model.rotary_emb.inv_freq.double().numpy()
+    return attending_by(
+        model,
+        lambda module, q, k, v, scaling: attention(
+            q * scales, k, v, table, inv_freq, scaling
+        ),
+    )

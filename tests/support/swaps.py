@@ -11,7 +11,7 @@ from tiny_models import tiny_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention import REMAPPINGS
+from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.attention.remapped import remap_positions
 from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.swapping import swap
@@ -49,7 +49,8 @@ def put(model: nn.Module, name: str, **parameters: Any) -> Any:
     """Apply a remapping with pairs in every band, or an encoding with large parameters of a fixed seed."""
     if name in REMAPPINGS:
         to = model.config.max_position_embeddings + 1
-        return remap_positions(model, name, to=to, **SMALL[name] | parameters)
+        distances = make_remapping(name, **SMALL[name] | parameters)
+        return remap_positions(model, distances, to=to)
     torch.manual_seed(3)
     handle = swap(model, name, **PARAMETERS.get(name, {}) | parameters)
     with torch.no_grad():
@@ -64,7 +65,7 @@ def sliding(window: int | None) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def logits(model: nn.Module, ids: Tensor = ONE, **inputs: Any) -> Tensor:
+def logits(model: nn.Module, ids: Tensor | None = ONE, **inputs: Any) -> Tensor:
     return model(ids, **inputs).logits
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import ropepatch
 from ropepatch.attention.interchange import POSITIONS_SLOT
-from ropepatch.attention.remapped import remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
@@ -69,7 +68,7 @@ def school(lora: Lora, *, mapped: bool = True, distil: Distil | None = None, **f
     """A student that has learned something; its teacher; what it was."""
     model = base(**fields)
     stock = copy.deepcopy(model)
-    handle = remap_positions(model, "rerope", to=TARGET) if mapped else None
+    handle = ropepatch.patch(model, "rerope", to=TARGET) if mapped else None
     if handle:
         handle.remove()
     divisors = (2.0,) * plan(model, to=TARGET).source.config.rope.num_pairs
@@ -130,7 +129,7 @@ def test_the_teacher_is_the_base_model_however_the_student_has_changed(
     student, teacher, stock = school(lora, **fields)
     packed = batch(lengths, jump=20)
     if max(lengths) > L:
-        remap_positions(stock, "rerope", to=TARGET)
+        ropepatch.patch(stock, "rerope", to=TARGET)
     expected = read_alone(stock, packed["input_ids"], lengths)
     before, random = state(student), torch.get_rng_state()
     with packed_attention(student):
@@ -173,7 +172,7 @@ def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
     student, teacher, stock = school(LORAS["norms"], attention_dropout=0.0)
     packed = batch(lengths, jump=20)
     if max(lengths) > L:
-        remap_positions(stock, "rerope", to=TARGET)
+        ropepatch.patch(stock, "rerope", to=TARGET)
     if checkpointing:
         recompute_activations(student.base_model.model)
     found, gradients = {}, {}

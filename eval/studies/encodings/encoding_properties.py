@@ -189,10 +189,10 @@ def _attention(
     """The attention of a swapped model, computed from explicit scores: [B, T, H, D]."""
     attention: Any = nn.Module()
     attention.layer_idx = layer
-    attention.__dict__[POSITIONS_SLOT] = SimpleNamespace(
-        encoded=module, wants_weights=True
-    )
-    output, _ = attend(attention, content, content, content, mask)
+    attention.__dict__[POSITIONS_SLOT] = SimpleNamespace(encoded=module)
+    positions, scaling = text(content.shape[2]).keys, SHAPE.head_dim**-0.5
+    qkv = content, content, content
+    output, _ = attend(attention, *qkv, mask, positions, scaling)
     return output
 
 
