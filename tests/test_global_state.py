@@ -176,6 +176,8 @@ def test_api_functions_do_not_change_global_process_state(
     with serving_hub(Hub(token="hf_any")) as hub, warnings.catch_warnings():
         speak_to(hub, monkeypatch)
         warnings.simplefilter("error")
+        # Of huggingface_hub
+        warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)
         before = process_state()
         CALLS[name](made, tmp_path / "out", tiny)
         after = process_state()

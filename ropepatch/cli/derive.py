@@ -60,7 +60,7 @@ def install_completion(
 app.command(install_completion, name="--install-completion")
 
 PACKAGE = Path(__file__).parents[1]
-ONLY_IN_PYTHON = {"say", "progress", "command", "card", "api", "repair"}
+ONLY_IN_PYTHON = {"say", "progress", "command"}
 POSITIONAL = {"model", "checkpoint", "name", "file"}  # also where they may be left out
 NAMES: dict[str, tuple[str, ...]] = {  # options with another name than their argument
     "settings": ("--set",),

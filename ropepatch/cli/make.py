@@ -170,7 +170,7 @@ def export(
 )
 def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None:
     """Run the same command again to resume an interrupted push."""
-    pushed = ropepatch.push(folder, repo, **asked, say=say_on_stderr)
+    pushed = ropepatch.push(folder, repo, **asked)
     if as_json:
         print(json_text(_pushed_data(pushed)))
     else:
@@ -194,8 +194,6 @@ def _print_pushed(pushed: Pushed, folder: str) -> None:
     counts = f"{_files(len(pushed.files))}, {pushed.num_bytes / 1e6:.1f} MB{deleted}"
     if pushed.card is not None:
         print_text(pushed.card)
-    if pushed.dry_run and pushed.created:
-        print(f"{pushed.repo} would be created")
     if not pushed.dry_run:
         print(pushed.url)
     for name, size in pushed.files.items():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.extension.remapping_code import other_code
-from ropepatch.files import check_secrets
+from ropepatch.files import check_inside, check_secrets
 from ropepatch.model.checkpoint import (
     ADAPTER,
     CODE,
@@ -29,45 +29,41 @@ from ropepatch.probing import reading as readings
 from ropepatch.publishing.card.writing import BOARDS, CARD
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# In addition to the weights and the files of `is_carried`.
-CARRIED = (
-    CARD,
+# What ropepatch writes about a checkpoint
+EVIDENCE = (
     "evaluation.html",
-    RECORD,
-    READING,
-    ADAPTER,
-    f"{TEMPLATES}/*.jinja",
     "evaluation/*.json",
     "evaluation/*.png",
     "training/*.json",
     "training/*.yaml",
     f"{BOARDS}/*.yaml",
+    READING,
 )
-# Files of an earlier push: those that select the weights are replaced together; evidence only if it is ours.
-WEIGHTS = re.compile(
-    r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
-)
-EVIDENCE = re.compile(
-    rf"(evaluation|training|\{BOARDS})/[^/]+\.(json|yaml|png)|evaluation\.html"
-    rf"|{re.escape(CODE)}|reading\.json"
+# In addition to the weights and the files of `is_carried`
+CARRIED = (*EVIDENCE, CARD, RECORD, ADAPTER, f"{TEMPLATES}/*.jinja")
+# What selects the weights is replaced together
+WEIGHTS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    ADAPTER_WEIGHTS,
+    ADAPTER,
 )
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(NamedTuple):
     """The pushed files by their names in the repository, the other files, and remarks."""
 
     files: dict[str, Path]
     left_out: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """Reasons against a push, remarks, and whether a card can be written from the record."""
 
-    against: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    against: list[str]
+    notes: list[str]
     allows_card: bool = False
 
 
@@ -79,7 +75,7 @@ def read_contents(
     Raises `RopepatchError` for damaged or pickled weights, links out of the folder, and files that contain a
     secret, such as the user's `token`.
     """
-    own: set[str] = set()  # weights, and our code; other code is not pushed
+    own: set[str] = set()  # our code; other code is not pushed
     if is_adapter(folder):
         weights = read_header(folder / ADAPTER_WEIGHTS)
     else:
@@ -94,49 +90,32 @@ def read_contents(
             found.append(path)
     files = {
         path.relative_to(folder).as_posix(): path
-        for path in found
-        if not path.name.startswith(".") and (path.is_file() or path.is_symlink())
+        for path in sorted(found)
+        if path.is_file() and not path.name.startswith(".")
     }
     files |= included(folder, include)
-    for name, path in files.items():
-        if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
-            raise RopepatchError(
-                f"{name} links to a file outside {folder}, or to none",
-                hint="copy the file there, or remove the link",
-            )
+    check_inside(files.values(), folder)
     small = {name: path for name, path in files.items() if name not in names}
     notes = []
     if large := check_secrets(small, token):
         notes.append(f"too large to be searched for secrets: {', '.join(large)}")
-    return Contents(
-        dict(sorted(files.items())), tuple(_left_out(folder, files)), tuple(notes)
-    )
-
-
-def _left_out(folder: Path, files: Collection[str]) -> list[str]:
-    """Return the names of the other files and folders, without hidden ones."""
-    folders = {pattern.rpartition("/")[0] for pattern in CARRIED}
-    names = set()
-    for place in folders:
-        for path in (folder / place).glob("*"):
-            if not path.name.startswith("."):
-                names.add(path.relative_to(folder).as_posix())
-    pushed = {name.partition("/")[0] for name in files} | set(files)
-    return sorted(names - folders - pushed)
+    pushed = {name.partition("/")[0] for name in files}
+    others = {path.name for path in folder.glob("[!.]*")} - pushed
+    return Contents(files, tuple(sorted(others)), tuple(notes))
 
 
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
     """Find reasons against a push: not verified, changed since, or failed the short-context check."""
     if not records.exists(folder):
-        return Judgement(("it was not verified (no ropepatch.json)",))
+        return Judgement(["it was not verified (no ropepatch.json)"], [])
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
     if checkpoint and checkpoint.kind == "swapped":
         reason = "its position encoding is swapped: only ropepatch loads it, and it was not verified"
-        return Judgement((reason,))
+        return Judgement([reason], [])
     try:
         record = records.read(folder)
     except RopepatchError as error:
-        return Judgement((str(error),))
+        return Judgement([str(error)], [])
     against, notes = list[str](), list[str]()
     if checkpoint is None:
         notes.append(
@@ -147,10 +126,6 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         against += _changed(checkpoint, record, names)
         if record.verified and not record.verified.compared:
             notes.append(f"logits {record.verified.logits}")
-        if record.checksums is None and record.weights == checkpoint.fingerprint:
-            notes.append(
-                "only samples of its weights were compared (no `checksums` in ropepatch.json)"
-            )
     if record.evaluation == {}:
         notes.append(
             "its evaluation is incomplete: run the same `ropepatch eval` again to resume it"
@@ -161,7 +136,7 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         against.append(
             f"the short-context check failed: the loss within the original context length {rise}"
         )
-    return Judgement(tuple(against), tuple(notes), allows_card=True)
+    return Judgement(against, notes, allows_card=True)
 
 
 def _not_verified(record: Record) -> Iterator[str]:
@@ -180,39 +155,32 @@ def _changed(
 ) -> Iterator[str]:
     """Yield differences of a checkpoint from its record."""
     part = checkpoint.raw.get("text_config")
-    stated = part if isinstance(part, dict) and part else checkpoint.raw
-    for key, value in record.config_changes.items():
-        if stated.get(key) != value:
-            yield f"config.json has changed since it was verified ({key})"
-            break
+    stated = part if part and isinstance(part, dict) else checkpoint.raw
+    if not record.config_changes.items() <= stated.items():
+        yield "config.json has changed since it was verified"
     if checkpoint.kind == "mapped":
         for name in other_code(checkpoint.folder, names):
             yield f"{name} contains other code, which trust_remote_code=True would run as well"
         code = code_of(checkpoint.folder)
         if not code or record.code != code:
             yield f"its code has changed since it was verified ({CODE})"
-    changed_weights = "its weights have changed since they were verified"
-    if record.checksums is None:
-        if record.weights != checkpoint.fingerprint:
-            yield changed_weights
-    elif differing := changed(checkpoint.weights, record.checksums):
-        yield f"{changed_weights} ({', '.join(differing)[:200]})"
+    differing = [] if record.weights == checkpoint.fingerprint else ["by samples"]
+    if record.checksums is not None:  # which linked weights lack
+        differing = changed(checkpoint.weights, record.checksums)
+    if differing:
+        yield f"its weights have changed since they were verified ({', '.join(differing)[:200]})"
     if readings.exists(checkpoint.folder) and (
         readings.read(checkpoint.folder).weights != checkpoint.fingerprint
     ):
         yield f"{READING} belongs to other weights"
 
 
-def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
-    """Whether a file from an earlier push is outdated and not replaced by these files.
-
-    Evidence counts only in a repository of ours, which ropepatch wrote.
-    """
-    return name not in files and (
-        is_weights(name) or (ours and EVIDENCE.fullmatch(name) is not None)
-    )
+def is_stale(name: str, *, ours: bool) -> bool:
+    """Whether a file is from an earlier push. Evidence is only in a repository of ours."""
+    patterns = (*WEIGHTS, *EVIDENCE, CODE) if ours else WEIGHTS
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_weights(name: str) -> bool:
     """Whether a file of a repository contains weights, or selects those that are loaded."""
-    return WEIGHTS.fullmatch(name) is not None
+    return is_stale(name, ours=False)

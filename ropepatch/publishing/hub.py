@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from huggingface_hub import (
     CommitOperationAdd,
@@ -17,28 +18,28 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import (
     GatedRepoError,
-    HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.errors import HTTPError as HttpxError  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import shown_name
-from ropepatch.files import read_json, write_json
-from ropepatch.model.checkpoint import ADAPTER, RECORD
-from ropepatch.progress import Say, silent
-from ropepatch.publishing import hub_client
-from ropepatch.publishing.card.writing import CARD, MARKER, preview_card, write_card
-from ropepatch.publishing.contents import (
-    Contents,
-    Judgement,
-    is_stale,
-    is_weights,
-    judge,
-    read_contents,
+from ropepatch.files import json_text, read_json, read_text
+from ropepatch.model.checkpoint import ADAPTER, RECORD, hub_answers
+from ropepatch.publishing.card.writing import (
+    CARD,
+    MARKER,
+    card_text,
+    has_own_card,
+    read_folder,
+    write_card,
 )
-from ropepatch.publishing.hub_client import AGAIN, LOG_IN, hub_errors
+from ropepatch.publishing.contents import is_stale, is_weights, judge, read_contents
+
+AGAIN = "run the same command again: it resumes the upload"
+BASE = "base_model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Pushed:
         url: Its page.
         branch: The branch.
         commit: The newest commit of the branch; None if there is none yet.
-        created: Whether the push created the repository.
         dry_run: Whether nothing was uploaded.
         files: The files of the push, and their sizes in bytes; the Hub takes those that it does not have.
         deleted: Outdated files of an earlier push.
@@ -63,7 +63,6 @@ class Pushed:
     url: str
     branch: str
     commit: str | None
-    created: bool
     dry_run: bool
     files: dict[str, int]
     deleted: tuple[str, ...]
@@ -89,26 +88,6 @@ class _Branch:
     is_main: bool
 
 
-def _look(hub: HfApi, repo: str, branch: str) -> _Branch | None:
-    """Look at a branch; None without the repository."""
-    try:
-        main = hub.model_info(repo, timeout=hub_client.TIME_LIMIT)
-    except GatedRepoError:
-        raise
-    except RepositoryNotFoundError:
-        return None
-    info: ModelInfo = main
-    exists = True
-    if branch != "main":
-        try:
-            info = hub.model_info(repo, revision=branch, timeout=hub_client.TIME_LIMIT)
-        except RevisionNotFoundError:
-            exists = False
-    files = frozenset(file.rfilename for file in info.siblings or ())
-    is_main = branch != "main" and info.sha == main.sha
-    return _Branch(str(info.sha), exists, bool(info.private), files, is_main)
-
-
 def push(
     folder: str | Path,
     repo: str,
@@ -117,16 +96,14 @@ def push(
     dry_run: bool = False,
     revision: str | None = None,
     force: bool = False,
-    card: bool = True,
     include: Sequence[str] = (),
-    say: Say = silent,
-    api: HfApi | None = None,
 ) -> Pushed:
     """Push a checkpoint or an adapter, with its card, to the Hub.
 
     It uploads what ropepatch wrote and what transformers and engines load: the changed files, in one commit,
-    checked afterwards. The same call resumes an interrupted push, without sending files again. A README.md on
-    the Hub that ropepatch did not write stays. The token is that of `hf auth login` or HF_TOKEN.
+    checked afterwards. The same call resumes an interrupted push, without sending files again. The card is
+    written into the folder first, unless its README.md is your own. A README.md on the Hub that ropepatch did
+    not write stays. The token is that of `hf auth login` or HF_TOKEN.
 
     Args:
         folder: A checkpoint that `extend` or `train` wrote and verified.
@@ -136,87 +113,14 @@ def push(
         revision: The branch, created from main if it does not exist. Default: main.
         force: Push a checkpoint that was not verified or failed the short-context check, and replace weights
             there that ropepatch did not write.
-        card: Write the model card into the folder first, unless its README.md is your own.
         include: Also upload these files, such as examples/*.
-        say: A function that takes lines of progress.
-        api: The Hub client. Default: the usual one, with your token.
 
     Raises:
         RopepatchError: If the folder contains no sound checkpoint or it is not verified, a name is invalid,
             there is no token, a file contains a secret, the repository is public but should be private or
             contains weights of others, or the Hub refuses.
     """
-    _check_name(repo)
-    token = api.token if api and isinstance(api.token, str) else get_token()
-    hub = api or HfApi(token=token, library_name="ropepatch")
-    branch = revision or "main"
-    with TemporaryDirectory(prefix="ropepatch-") as temporary:
-        place = Path(folder).expanduser()
-        contents, judgement = _checked(place, token, include, force)
-        if token is None and not dry_run:
-            raise RopepatchError("no token for the Hub", hint=LOG_IN)
-        notes = [
-            *judgement.notes,
-            *(f"pushed by force: {reason}" for reason in judgement.against),
-        ]
-        there, is_new = None, False
-        try:
-            with hub_errors(repo, token):
-                repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
-                there = _look(hub, repo, branch)
-                is_new = there is None
-        except RopepatchError as error:
-            if not dry_run:
-                raise
-            notes.append(f"could not look at the Hub: {error}")
-        with hub_errors(repo, token):
-            preview = None
-            _check_private(there, repo, private)
-            if not force:
-                _check_weights(there, repo)
-            if _holds_other_card(hub, repo, there, contents.files.get(CARD), temporary):
-                if contents.files.pop(CARD, None) or card:
-                    notes.append(
-                        f"{CARD} on the Hub is not from ropepatch and is kept; delete it there first"
-                    )
-            elif card and judgement.allows_card:
-                named = None if branch == "main" else branch
-                if dry_run:
-                    preview = preview_card(place, repo, named)
-                else:
-                    write_card(place, repo, named)
-                    contents = read_contents(place, token, include)
-            files = _shown(contents.files, Path(temporary))
-            held = there.files if there else frozenset()
-            deleted = sorted(
-                name for name in held if is_stale(name, files, ours=RECORD in held)
-            )
-            commit = there.head if there else None
-            if not dry_run:
-                commit = _send(
-                    hub, repo, branch, there, files, deleted, private=private, say=say
-                )
-            elif there is not None and not there.exists:
-                notes.append(f"the branch {branch} would be created from main")
-        return Pushed(
-            repo=repo,
-            url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
-            branch=branch,
-            commit=commit,
-            created=is_new,
-            dry_run=dry_run,
-            files={name: path.stat().st_size for name, path in files.items()},
-            deleted=tuple(deleted),
-            left_out=contents.left_out,
-            notes=(*contents.notes, *notes),
-            card=preview,
-        )
-
-
-def _checked(
-    place: Path, token: str | None, include: Sequence[str], force: bool
-) -> tuple[Contents, Judgement]:
-    """Collect and judge the files of a folder; raise a `RopepatchError` if they cannot be pushed."""
+    place, token, branch = Path(folder).expanduser(), get_token(), revision or "main"
     if not place.is_dir():
         raise RopepatchError(
             f"no folder {place}", hint="give the folder that `ropepatch extend` wrote"
@@ -228,103 +132,168 @@ def _checked(
             f"{place} is not pushed: {'; '.join(judgement.against)}",
             hint="use `ropepatch push --force` to push it anyway",
         )
-    return contents, judgement
-
-
-def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
-    """Replace an adapter's config by a copy in which its base has no local path."""
-    name, key = ADAPTER, "base_model_name_or_path"
-    config = read_json(files[name]) if name in files else {}
-    base = config.get(key)
-    if not isinstance(base, str) or shown_name(base) == base:
-        return files
-    write_json(temporary / name, config | {key: shown_name(base)})
-    return files | {name: temporary / name}
-
-
-def _check_name(repo: str) -> None:
-    try:
-        validate_repo_id(repo)
-        repo.encode("ascii")  # older validators do not check this
-    except (HFValidationError, UnicodeEncodeError) as error:
+    if token is None and not dry_run:
         raise RopepatchError(
-            f"{repo!r} is not a valid repository name: {' '.join(str(error).split())[:200]}",
-            hint="use owner/name, or name for your own namespace",
-        ) from error
+            "no token for the Hub", hint="log in with `hf auth login`, or set HF_TOKEN"
+        )
+    notes = list(judgement.notes)
+    notes += [f"pushed by force: {reason}" for reason in judgement.against]
+    api, there, card = HfApi(library_name="ropepatch"), None, None
+    with _hub_errors(repo, token):
+        validate_repo_id(repo)
+    try:
+        with _hub_errors(repo, token):
+            repo = repo if "/" in repo else f"{api.whoami()['name']}/{repo}"
+            there = _look(api, repo, branch)
+    except RopepatchError as error:
+        if not dry_run:
+            raise
+        notes.append(f"could not look at the Hub: {error}")
+    if there is not None:
+        _check_there(there, repo, private=private, force=force)
+    with _hub_errors(repo, token):
+        if judgement.allows_card and not has_own_card(place):
+            named = None if branch == "main" else branch
+            if there is not None and _has_other_card(api, repo, there):
+                contents.files.pop(CARD, None)
+                notes.append(
+                    f"{CARD} on the Hub is not from ropepatch and is kept; delete it there first"
+                )
+            elif dry_run:
+                card = card_text(read_folder(place, repo, named))
+            else:
+                write_card(place, repo, named)
+                contents = read_contents(place, token, include)
+        files = contents.files
+        held = there.files if there else frozenset[str]()
+        stale = [name for name in held if is_stale(name, ours=RECORD in held)]
+        deleted = sorted({*stale} - files.keys())
+        commit = there.head if there else None
+        if not dry_run:
+            _create(api, repo, branch, there, private=private)
+            parent = there.head if there and there.exists else None
+            commit = _send(api, repo, branch, parent, files, deleted)
+    return Pushed(
+        repo=repo,
+        url=f"{api.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
+        branch=branch,
+        commit=commit,
+        dry_run=dry_run,
+        files={name: path.stat().st_size for name, path in files.items()},
+        deleted=tuple(deleted),
+        left_out=contents.left_out,
+        notes=(*contents.notes, *notes),
+        card=card,
+    )
 
 
-def _check_private(there: _Branch | None, repo: str, private: bool) -> None:
-    if private and there is not None and not there.private:
+@contextmanager
+def _hub_errors(repo: str, token: str | None) -> Iterator[None]:
+    """Raise the errors of the Hub's client as one line, without the token or a signature."""
+    with hub_answers(repo):
+        try:
+            yield
+        except (HttpxError, OSError, ValueError, RuntimeError) as error:
+            # An uploading thread wraps the error in a RuntimeError.
+            cause = error.__cause__ if type(error) is RuntimeError else None
+            said = re.sub(r"\?\S+", "?…", " ".join(str(cause or error).split()))
+            if token:
+                said = said.replace(token, "…")
+            raise RopepatchError(
+                f"cannot push to {repo}: {said[:300]}",
+                hint=f"check the name, `hf auth whoami` and the network; then {AGAIN}",
+            ) from error
+
+
+def _look(api: HfApi, repo: str, branch: str) -> _Branch | None:
+    """Look at a branch; None without the repository."""
+    try:
+        main = api.model_info(repo)
+    except GatedRepoError:
+        raise
+    except RepositoryNotFoundError:
+        return None
+    info, exists = main, True
+    if branch != "main":
+        try:
+            info = api.model_info(repo, revision=branch)
+        except RevisionNotFoundError:
+            exists = False
+    is_main = branch != "main" and info.sha == main.sha
+    return _Branch(str(info.sha), exists, bool(info.private), _names(info), is_main)
+
+
+def _names(info: ModelInfo) -> frozenset[str]:
+    return frozenset(file.rfilename for file in info.siblings or ())
+
+
+def _check_there(there: _Branch, repo: str, *, private: bool, force: bool) -> None:
+    """Raise `RopepatchError` for a public repository, or weights that ropepatch did not write."""
+    if private and not there.private:
         raise RopepatchError(
             f"{repo} exists and is public",
             hint="make it private in its settings on the Hub, or use another repository",
         )
-
-
-def _check_weights(there: _Branch | None, repo: str) -> None:
-    """Raise `RopepatchError` if the push would replace weights that ropepatch did not write."""
-    if there is None or there.is_main or RECORD in there.files:
-        return
-    if others := sorted(filter(is_weights, there.files)):
+    others = sorted(filter(is_weights, there.files))
+    if others and not (force or there.is_main or RECORD in there.files):
         raise RopepatchError(
             f"{repo} contains other weights: {', '.join(others)[:200]}",
             hint="use a new branch or repository, or replace them with `ropepatch push --force`",
         )
 
 
-def _holds_other_card(
-    hub: HfApi, repo: str, there: _Branch | None, ours: Path | None, temporary: str
-) -> bool:
-    """Return whether the branch has a README.md that is neither from ropepatch, nor main's, nor this one."""
-    if there is None or there.is_main or CARD not in there.files:
+def _has_other_card(api: HfApi, repo: str, there: _Branch) -> bool:
+    """Return whether the branch has a README.md that is neither from ropepatch nor main's."""
+    if there.is_main or CARD not in there.files:
         return False
-    card = Path(
-        hub.hf_hub_download(repo, CARD, revision=there.head, local_dir=temporary)
-    ).read_bytes()
-    return MARKER.encode() not in card and (ours is None or card != ours.read_bytes())
+    card = api.hf_hub_download(repo, CARD, revision=there.head)
+    return MARKER not in read_text(Path(card), errors="replace")
+
+
+def _create(
+    api: HfApi, repo: str, branch: str, there: _Branch | None, *, private: bool
+) -> None:
+    """Create the repository and the branch as far as they are missing."""
+    if there is None:
+        api.create_repo(repo, private=private or None, exist_ok=True)
+    if branch != "main" and not (there and there.exists):
+        api.create_branch(repo, branch=branch, exist_ok=True)
 
 
 def _send(
-    hub: HfApi,
+    api: HfApi,
     repo: str,
     branch: str,
-    there: _Branch | None,
-    files: Mapping[str, Path],
-    deleted: Sequence[str],
-    *,
-    private: bool,
-    say: Say,
+    parent: str | None,
+    files: dict[str, Path],
+    deleted: Collection[str],
 ) -> str:
-    """Create what is missing, send one commit, and return it.
+    """Send one commit, and return it.
 
     `upload_folder` sends several commits, so a checkpoint whose upload breaks would be half replaced.
     """
-    if there is None:
-        say(f"creating {repo}" + (", private" if private else ""))
-        hub.create_repo(repo, private=private or None, exist_ok=True)
-    if branch != "main" and (there is None or not there.exists):
-        say(f"creating the branch {branch}")
-        hub.create_branch(repo, branch=branch, exist_ok=True)
-    if there is None or not there.exists:
-        there = _look(hub, repo, branch)
-        _check_private(there, repo, private)
-    assert there is not None
-    say(f"uploading {len(files)} files, as far as they are new, to {repo}")
-    additions = [CommitOperationAdd(name, path) for name, path in files.items()]
+    additions = [CommitOperationAdd(name, _shown(path)) for name, path in files.items()]
     deletions = [CommitOperationDelete(name, is_folder=False) for name in deleted]
-    commit = hub.create_commit(
+    commit = api.create_commit(
         repo,
         [*additions, *deletions],
         commit_message=f"Push with ropepatch {importlib.metadata.version('ropepatch')}",
         revision=branch,
-        parent_commit=there.head,
+        parent_commit=parent,
     ).oid
-    now = {
-        file.rfilename for file in hub.model_info(repo, revision=commit).siblings or ()
-    }
-    if wrong := sorted((files.keys() - now) | (now & {*deleted})):
+    if missing := {*files} - _names(api.model_info(repo, revision=commit)):
         raise RopepatchError(
-            f"{repo} lacks uploaded files: {', '.join(wrong)[:200]}",
+            f"{repo} lacks uploaded files: {', '.join(sorted(missing))[:200]}",
             hint=f"look for a .gitignore there that names it; then {AGAIN}",
         )
     return str(commit)
+
+
+def _shown(path: Path) -> Path | bytes:
+    """Return a file, or an adapter's config without the local path of its base."""
+    if path.name != ADAPTER:
+        return path
+    config = read_json(path)
+    if isinstance(config.get(BASE), str):
+        config[BASE] = shown_name(config[BASE])
+    return json_text(config).encode()

@@ -64,9 +64,9 @@ def write_card(
     """
     card = folder / CARD
     try:
-        if _is_users(card):
+        if has_own_card(folder):
             return []
-        model = _read(folder, repo, revision)
+        model = read_folder(folder, repo, revision)
         pictures = dict(_pictures(model)) if find_spec("matplotlib") else {}
         captions = {stem: picture.caption for stem, picture in pictures.items()}
         text = card_text(replace(model, captions=captions))
@@ -92,17 +92,9 @@ def write_card(
     return [card, *drawings, *scores]
 
 
-def preview_card(
-    folder: Path, repo: str | None = None, revision: str | None = None
-) -> str | None:
-    """Return the text that `write_card` would write, without figures; None if the card is the user's."""
-    return (
-        None if _is_users(folder / CARD) else card_text(_read(folder, repo, revision))
-    )
-
-
-def _is_users(card: Path) -> bool:
-    """Whether there is a card that ropepatch did not write."""
+def has_own_card(folder: Path) -> bool:
+    """Whether the folder has a card that ropepatch did not write."""
+    card = folder / CARD
     return card.exists() and MARKER not in read_text(card, errors="replace")
 
 
@@ -157,7 +149,10 @@ def _reservation(engine: Engine) -> str:
     return f"{only}{plain(engine.note)}." if engine.note else ""
 
 
-def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
+def read_folder(
+    folder: Path, repo: str | None = None, branch: str | None = None
+) -> Extended:
+    """Read what a card tells of a folder that ropepatch wrote."""
     if not records.exists(folder):
         raise RopepatchError(
             f"{folder} contains no ropepatch.json, so ropepatch did not write it",
