@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 
 _state = random.getstate()  # rich draws from it when it is first imported
-from rich.console import Console  # noqa: E402  # while the random state is saved
+from rich.console import Console as Console  # noqa: E402  # while the random state is saved
 from rich.table import Table as Table  # noqa: E402  # as above
 
 random.setstate(_state)

@@ -8,25 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 MOST = 1000  # characters of a message
-LENGTHS = (  # what other tools call `to`
-    *(
-        "length",
-        "target",
-        "target_length",
-        "context",
-        "context_length",
-        "context_size",
-        "ctx_size",
-        "window",
-    ),
-    *(
-        "max_length",
-        "max_model_len",
-        "max_position_embeddings",
-        "max_seq_len",
-        "seq_len",
-    ),
-)
 
 
 def in_python(name: str, value: str = "") -> str:

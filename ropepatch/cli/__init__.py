@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import shlex
 import signal
 import sys
@@ -13,26 +12,13 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn
 
-from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnusedCliTokensError
 
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
 from ropepatch.cli.streams import Output, safe_streams
-from ropepatch.errors import LENGTHS, RopepatchError, is_out_of_memory
+from ropepatch.errors import RopepatchError, is_out_of_memory
 
-SCALINGS = {  # options of other tools whose value is a RoPE scaling or its factor
-    "rope_scaling",
-    "rope_parameters",
-    "rope_type",
-    "hf_overrides",
-    "json_model_override_args",
-    "factor",
-    "rope_factor",
-    "rope_scaling_factor",
-    "rope_scaling_type",
-    "rope_scale",
-    "scale",
-}
 LESS_MEMORY = {  # hints of commands that need much
     "eval": "use shorter --lengths, or a --suite of shorter ones",
     "compare": "use a shorter --to",
@@ -71,7 +57,8 @@ def _run(stdout: Output) -> NoReturn:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
         _check_interpreter()
-        _check_words(sys.argv[1:])
+        if "--install-completion" in sys.argv:  # its import takes time
+            app.register_install_completion_command()
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
         if stdout.failure and sys.argv[1:2] and sys.argv[1] not in WRITING:
             reason = stdout.failure.strerror
@@ -91,7 +78,9 @@ def _run(stdout: Output) -> NoReturn:
         sys.exit(1)
     except (RuntimeError, MemoryError, OSError) as error:
         if is_out_of_memory(error):
-            _refuse(_out_of_memory(error))
+            command = next((word for word in sys.argv[1:] if word in LESS_MEMORY), "")
+            less = LESS_MEMORY.get(command, "free some memory")
+            _refuse(RopepatchError("out of memory", hint=less))
         if not isinstance(error, OSError):
             raise
         named = f"{error.filename}: " if error.filename else ""
@@ -114,15 +103,6 @@ def _check_interpreter() -> None:
         )
 
 
-def _check_words(words: list[str]) -> None:
-    """Raise a `RopepatchError` for a word that is not UTF-8."""
-    if not all(map(str.isascii, words)):
-        from ropepatch.files import check_name
-
-        for word in words:
-            check_name(word)
-
-
 def _exit(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
@@ -136,21 +116,8 @@ def _again(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _out_of_memory(error: BaseException) -> RopepatchError:
-    """An allocation that failed, as one line, and what needs less memory in this command."""
-    command = next((word for word in sys.argv[1:] if word in LESS_MEMORY), "")
-    size = re.search(
-        r"tried to allocate (?:(\d+) bytes|([\d.]+ \w+))", str(error), re.IGNORECASE
-    )
-    tried = size and (size[2] or f"{int(size[1]) / 2**20:,.0f} MiB")
-    said = f"out of memory: tried to allocate {tried}" if tried else "out of memory"
-    return RopepatchError(said, hint=LESS_MEMORY.get(command, "free some memory"))
-
-
 def _usage_error(error: CycloptsError) -> RopepatchError:
     """An error of cyclopts as one line and a hint."""
-    from difflib import get_close_matches
-
     error.verbose = False
     words, _, advice = " ".join(str(error).split()).partition(". ")
     if isinstance(error, UnusedCliTokensError):
@@ -159,40 +126,16 @@ def _usage_error(error: CycloptsError) -> RopepatchError:
     # A suggestion, followed by a list of all words
     near, mark, _ = advice.partition("?")
     hint = f"{near[:1].lower()}{near[1:]}?" if mark else f"see `{command} --help`"
-    if isinstance(error, UnknownOptionError):
-        option = error.token.keyword or error.token.value
-        # The dashes are alike
-        if not get_close_matches(option.strip("-"), [near.rpartition("--")[2]]):
-            hint = f"see `{command} --help`"
-        hint = _pasted(option) or hint
     return RopepatchError(f"{words[:1].lower()}{words[1:].rstrip('.')}", hint=hint)
 
 
-def _pasted(option: str) -> str | None:
-    """The hint for an option of another tool."""
-    name = option.lstrip("-").partition("=")[0].replace("-", "_")
-    if name in LENGTHS:
-        return "use --to for the target length"
-    if name not in SCALINGS:
-        return None
-    return "use --to, such as 4x for a factor of 4, and --method, such as yarn"
-
-
 def _refuse(error: RopepatchError) -> NoReturn:
-    print(f"{_coloured('error:', RED)} {error}", file=sys.stderr)
+    from rich.text import Text
+
+    from ropepatch.columns import PLAIN, Console
+
+    console = Console(stderr=True, soft_wrap=True, **PLAIN)
+    console.print(Text("error:", "red"), str(error))
     if error.hint:
-        print(f"{_coloured('hint:', CYAN)} {error.hint}", file=sys.stderr)
+        console.print(Text("hint:", "cyan"), error.hint)
     sys.exit(2)
-
-
-RED, CYAN = 31, 36
-
-
-def _coloured(word: str, colour: int) -> str:
-    """A word for stderr; without colour in a pipe, on a dumb terminal, or if NO_COLOR is set."""
-    shown = (
-        sys.stderr.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM") != "dumb"
-    )
-    return f"\x1b[{colour}m{word}\x1b[0m" if shown else word

@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import rich.box
 from cyclopts import App, Group, Parameter
@@ -35,29 +35,6 @@ app = App(
     result_action="return_value",
 )
 
-
-def install_completion(
-    *,
-    shell: Literal["zsh", "bash", "fish", "powershell"] | None = None,
-    output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
-) -> None:
-    """Install shell completion for commands, options and names.
-
-    Parameters
-    ----------
-    shell
-        Shell type for completion. If not specified, attempts to auto-detect current shell.
-    output
-        Output path for the completion script. If not specified, uses shell-specific default.
-    """
-    from cyclopts.completion.install import create_install_completion_command
-
-    create_install_completion_command(app.install_completion, True)(
-        shell=shell, output=output
-    )
-
-
-app.command(install_completion, name="--install-completion")
 
 PACKAGE = Path(__file__).parents[1]
 ONLY_IN_PYTHON = {"say", "progress", "command"}
@@ -197,7 +174,7 @@ class Command:
                 meanings[one.arg_name] = " ".join((one.description or "").split())
         return inspect.Signature(
             [
-                _parameter(one, self.name, self.in_options(meanings.get(one.name, "")))
+                _parameter(one, self.in_options(meanings.get(one.name, "")))
                 for one in self.parameters
             ]
         )
@@ -249,7 +226,7 @@ def _written(one: inspect.Parameter) -> str:
     return NAMES.get(one.name, (f"--{one.name.replace('_', '-')}",))[0]
 
 
-def _parameter(one: inspect.Parameter, command: str, meaning: str) -> inspect.Parameter:
+def _parameter(one: inspect.Parameter, meaning: str) -> inspect.Parameter:
     """An argument as a parameter of cyclopts."""
     kind, option, default = _kind(str(one.annotation)), _written(one), one.default
     options: dict[str, Any] = {
@@ -258,8 +235,6 @@ def _parameter(one: inspect.Parameter, command: str, meaning: str) -> inspect.Pa
     }
     if one.default is False or kind == list[str]:
         options["negative"] = ()
-    if kinds := COMPLETED.get(command if one.name == "name" else one.name):
-        options["completer"] = partial(_complete, kinds)
     if not _is_positional(one):
         options["name"] = NAMES.get(one.name, option)
         options["group"] = (
@@ -290,35 +265,3 @@ def _kind(annotation: str) -> Any:
     if names & {"list", "Iterable", "Sequence"}:
         return list[str]
     return {"int": int, "float": float}.get("".join(names), str)
-
-
-# Completion
-
-
-def _complete(kinds: tuple[str, ...], context: Any) -> list[str]:
-    from ropepatch.settings import shipped_names
-
-    names: list[str] = []
-    for kind in kinds:
-        names += _classes(kind) if kind in REGISTRIES else shipped_names(kind)
-    return names
-
-
-def _classes(package: str) -> Iterator[str]:
-    """The names of a registry, read from its files."""
-    for file in sorted((PACKAGE / package).glob("*.py")):
-        yield from re.findall(
-            r'^    name = "([\w-]+)"$', file.read_text("utf-8"), re.MULTILINE
-        )
-
-
-REGISTRIES = ("scaling", "attention", "encodings")
-COMPLETED = {
-    "method": REGISTRIES[:2],
-    "methods": REGISTRIES[:2],
-    "encodings": REGISTRIES[2:],
-    "recipe": ("recipes",),
-    "recipes": ("recipes",),
-    "suites": ("eval/suites",),
-    "suite": ("eval/suites",),
-}

@@ -84,31 +84,22 @@ def doctor(
     from ropepatch.doctor import repair
 
     with bar(WEIGHTS) as read:
-        diagnosis = left = ropepatch.diagnose(
-            model, revision, measure=measure, progress=read
-        )
+        diagnosis = ropepatch.diagnose(model, revision, measure=measure, progress=read)
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
-    fixable = [finding for finding in diagnosis.findings if finding.fixable]
-    if fix is not None and fixable:
-        with (
-            bar("copying") as copied,
-            arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})),
-        ):
-            folder = repair(diagnosis, fix, progress=copied)
-        left = ropepatch.diagnose(folder, measure=False)
-        codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
-        say_on_stderr(f"fixed in {folder}: {codes}")
-        folders = [
-            path.name for path in sorted(diagnosis.folder.iterdir()) if path.is_dir()
-        ]
-        if shown := [name for name in folders if not name.startswith(".")]:
-            say_on_stderr(
-                f"not copied, because they describe the checkpoint before the repair: {', '.join(shown)}"
-            )
-        if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
-            say_on_stderr(f"left for you to decide: {codes}")
-    elif fix is not None:
+    fixable = [finding.code for finding in diagnosis.findings if finding.fixable]
+    if fix is None:
+        return int(diagnosis.has_errors)
+    if not fixable:
         say_on_stderr(f"no unambiguous fix: {fix} was not written")
+        return int(diagnosis.has_errors)
+    names = {"out": "--fix", "fix": "--fix"}
+    with bar("copying") as copied, arguments_written(partial(written, names)):
+        folder = repair(diagnosis, fix, progress=copied)
+    say_on_stderr(f"fixed in {folder}: {', '.join(dict.fromkeys(fixable))}")
+    left = ropepatch.diagnose(folder, measure=False)
+    codes = dict.fromkeys(finding.code for finding in left.findings)
+    if codes:
+        say_on_stderr(f"left for you to decide: {', '.join(codes)}")
     return int(left.has_errors)
 
 

@@ -90,7 +90,6 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
 
 def _next_steps(extension: Extension) -> Iterator[str]:
     """How to load, measure and publish a checkpoint."""
-    from ropepatch.model.loading import load_tokenizer
     from ropepatch.publishing.loading import call
 
     folder = str(extension.folder)
@@ -109,12 +108,7 @@ def _next_steps(extension: Extension) -> Iterator[str]:
     shown = f"{loading}.config.get_text_config().max_position_embeddings"
     code = f"from transformers import {loader}; print({shown})"
     yield f"load:    python -c {shlex.quote(code)}"
-    try:
-        load_tokenizer(extension.folder, plan.config.whole)
-    except RopepatchError:
-        yield "warning: no tokenizer was copied: the source has none that can be loaded"
-    else:
-        yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
+    yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
     yield f"publish: ropepatch push {quoted} ME/NAME"
 
 
@@ -172,14 +166,9 @@ def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None
     """Run the same command again to resume an interrupted push."""
     pushed = ropepatch.push(folder, repo, **asked)
     if as_json:
-        print(json_text(_pushed_data(pushed)))
+        print(json_text(asdict(pushed) | {"bytes": pushed.num_bytes}))
     else:
         _print_pushed(pushed, folder)
-
-
-def _pushed_data(pushed: Pushed) -> dict[str, Any]:
-    """The outcome of a push as JSON-ready data."""
-    return asdict(pushed) | {"bytes": pushed.num_bytes}
 
 
 def _print_pushed(pushed: Pushed, folder: str) -> None:

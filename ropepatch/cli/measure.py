@@ -133,20 +133,19 @@ def plot(
         out: The folder to write.
     """
     from ropepatch.files import absent, new_folder
+    from ropepatch.report.plots.lines import figures
     from ropepatch.report.plots.style import save_figure
 
-    if (methods and to is None) or (to is not None and len(results) > 1):
+    if to is None and methods:
         raise RopepatchError(
-            f"{argument('methods')} needs {argument('to')}"
-            if to is None
-            else f"{argument('to')} needs exactly one model, got {len(results)} names",
+            f"{argument('methods')} needs {argument('to')}",
             hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
         )
-    drawn = (
-        _of_results(results)
-        if to is None
-        else _of_methods(results[0], to, methods or ["yarn"])
-    )
+    if to is None:
+        measured = [one for name in results for one in ropepatch.read_results(name)]
+        drawn = figures(measured)
+    else:
+        drawn = _of_methods(results[0], to, methods or ["yarn"])
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)
@@ -162,25 +161,6 @@ def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
     source = Checkpoint.find(model)
     drawn = participants(source, listed(methods), to=to, say=say_on_stderr)
     return figures_of_plans([plan for _, plan in drawn])
-
-
-def _of_results(names: list[str]) -> dict[str, Figure]:
-    from ropepatch.report.plots.lines import figures
-
-    measured = [result for name in names for result in ropepatch.read_results(name)]
-    try:
-        return figures(measured)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise RopepatchError(
-            f"these results cannot be drawn: {type(error).__name__}: {error}",
-            hint="a file was changed by hand or written by another version: measure again",
-        ) from error
 
 
 @command(
@@ -220,29 +200,21 @@ def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
 
     folder, plan = extension.folder, extension.plan
     original, target = plan.source.config.window, plan.target
+    found = {}
+    for result in results:
+        for row in result.rows:
+            if row.at.keys() == {"length"}:
+                found[row.measure, row.length, result.label] = row
     labels = ("baseline", plan.method.name)
-
-    def rows(measure: str, length: int) -> Iterator[Row]:
-        for label in labels:
-            found = (
-                one.row(measure, length=length) for one in results if one.label == label
-            )
-            yield next(filter(None, found))
-
-    def passkeys(length: int, of: str) -> list[str]:
-        return [
-            f"{row.mean.value * row.n:.0f}{of}{row.n}" for row in rows("found", length)
-        ]
-
     yield extension.outcome()
     yield f"\n{'':<37}{'before':>8}{'after':>8}"
     for length in (original, target):
-        before, after = (row.text for row in rows("loss", length))
+        before, after = (found["loss", length, label].text for label in labels)
         yield f"{f'loss at {length:,} tokens (nats/token)':<37}{before:>8}{after:>8}"
     for length in (original, target):
-        before, after = passkeys(length, "/")
+        before, after = (_answered(found["found", length, label]) for label in labels)
         yield f"{f'passkeys retrieved at {length:,} tokens':<37}{before:>8}{after:>8}"
-    before, after = passkeys(target, " of ")
+    before, after = before.replace("/", " of "), after.replace("/", " of ")
     times = f"{target / original:.0f} times its original context length"
     yield f"\n{plan.source.name} retrieves {after} passkeys at {target:,} tokens, {times}; {before} before.\n"
     try:
@@ -250,3 +222,7 @@ def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
         yield f"picture: {from_here(picture)}\nreport:  {from_here(folder / 'evaluation.html')}"
     except RopepatchError as error:
         yield f"results: {from_here(folder / 'evaluation')}; for a picture and a report: {error.hint}"
+
+
+def _answered(row: Row) -> str:
+    return f"{row.mean.value * row.n:.0f}/{row.n}"

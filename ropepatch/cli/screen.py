@@ -33,19 +33,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     from ropepatch.columns import PLAIN, columns
 
-    console, rows = Console(**PLAIN), list(rows)
-    words = [
-        max(map(len, " ".join(column).split()))
-        for column in zip(headers, *rows, strict=True)
-    ]
-    fits = sum(words) + 2 * len(words) <= console.width
-    named = [
-        column
-        for column in range(len(headers))
-        if fits and not any(" " in row[column] for row in rows)
-    ]
-    # Users copy names and addresses
-    console.print(columns(rows, headers, whole=[0, *named]))
+    # Users copy names
+    Console(**PLAIN).print(columns(rows, headers, whole=[0]))
 
 
 def screen_width() -> int | None:
@@ -70,19 +59,5 @@ def print_text(text: str) -> None:
 
 
 def paragraphs(docstring: str) -> str:
-    """A docstring with each paragraph and each argument on one line."""
-    lines: list[str] = []
-    for line in docstring.splitlines():
-        before = lines[-1] if lines else ""
-        depth, above = (len(one) - len(one.lstrip()) for one in (line, before))
-        continues = (
-            line
-            and before
-            and not before.endswith(":")
-            and (depth > above or depth == above == 0)
-        )
-        if continues:
-            lines[-1] += f" {line.lstrip()}"
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+    """A docstring with each paragraph on one line; indented lines stay as they are."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", docstring)

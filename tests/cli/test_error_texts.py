@@ -69,18 +69,6 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
         'command "train" parameter --recipe requires an argument',
     ),
     (
-        'plan src --rope-scaling {"rope_type":"yarn","factor":8.0}',
-        None,
-        "use --to, such as 4x",
-    ),
-    (
-        'plan src --hf-overrides {"rope_scaling":{"type":"linear","factor":2}}',
-        None,
-        "use --to, such as 4x",
-    ),
-    ("extend src --rope-scaling-type linear", None, "use --to, such as 4x"),
-    ("extend src --target 1k", None, "use --to for the target length"),
-    (
         "extend src/config.json --to 256",
         None,
         "src/config.json is a file, not a checkpoint folder",
@@ -108,7 +96,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     (
         "EXTEND --method longrope --set long_factor=1,x",
         None,
-        "long_factor must be numbers separated by commas, or a",
+        "longrope: long_factor[1] must be a valid number, got 'x'",
     ),
     (
         "EXTEND",
@@ -242,47 +230,34 @@ def test_the_exit_code_of_probe_follows_its_verdict(
     assert run(monkeypatch, capsys, "probe http://x src")[0] == code
 
 
-ALLOCATED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 100663296 bytes. Error code 12"
+CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+GPU = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "said", "hint"),
+    ("words", "error", "hint"),
     [
+        ("compare src --to 256", RuntimeError(CPU), "a shorter --to"),
+        ("eval tiny --lengths 64", torch.OutOfMemoryError(GPU), "shorter --lengths"),
+        ("train src --recipe tiny", MemoryError(), "gradient_checkpointing: true"),
         (
-            "compare src --to 256",
-            RuntimeError(ALLOCATED),
-            ": tried to allocate 96 MiB",
-            "a shorter --to",
-        ),
-        (
-            "eval src --lengths 64 --text there/file",
-            torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."
-            ),
-            ": tried to allocate 2.50 GiB",
-            "shorter --lengths",
-        ),
-        ("train src --recipe tiny", MemoryError(), "", "gradient_checkpointing: true"),
-        (
-            "extend src --to 256",
+            "plan src --to 256",
             OSError(errno.ENOMEM, "Cannot allocate memory"),
-            "",
-            "a shorter --to",
+            "free some memory",
         ),
-        ("plan src --to 256", MemoryError(), "", "free some memory"),
     ],
 )
-def test_out_of_memory_is_a_one_line_error_with_a_hint_that_saves_memory(
-    words, error, said, hint, here, monkeypatch, capsys
+def test_out_of_memory_is_one_line_with_a_hint_that_saves_memory(
+    words, error, hint, here, monkeypatch, capsys
 ):
     def full(*arguments, **options):
         raise error
 
-    for verb in ("plan", "extend", "train", "evaluate", "compare"):
+    for verb in ("plan", "train", "evaluate", "compare"):
         monkeypatch.setattr(f"{ropepatch.HOME[verb]}.{verb}", full)
     code, _, err = run(monkeypatch, capsys, words)
     assert code == 2
-    assert err.startswith(f"error: out of memory{said}\nhint: ")
+    assert err.startswith("error: out of memory\nhint: ")
     assert hint in err
 
 
