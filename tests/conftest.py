@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(
 def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
     """Report no bfloat16 units of the CPU on every machine, or all of them with `--bfloat16`."""
     with pytest.MonkeyPatch.context() as patching:
-        for supported in UNITS.values():
+        for supported in UNITS:
             patching.setattr(
                 torch.cpu,
                 supported,

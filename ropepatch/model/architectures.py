@@ -42,13 +42,10 @@ ROPE_IN_LOCAL_LAYERS = _types(
     "afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1"
 )
 
-# Remarks of a plan; transformers 5.23.
-REMARKS = {
-    _types(
-        "hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"
-    ): "queries and keys are normalised after "
-    "rotation here: an attention factor changes nothing",
-}
+# An attention factor changes nothing; 5.23
+NORMALISED_AFTER_ROTATION = _types(
+    "hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"
+)
 
 TIED = _types(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.23
     "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 "
@@ -156,28 +153,36 @@ class Length(NamedTuple):
     trained: int | None
 
 
+def _similar(
+    model_type: str, vocabulary: int
+) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Yield published models of a type and about this vocabulary: name, config.json and base."""
+    for name, raw in published().items():
+        config = raw | raw.get("text_config", {})
+        rope = config.get("rope_parameters") or {}
+        base = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        apart = abs(config.get("vocab_size", 0) - vocabulary)
+        if config["model_type"] == model_type and apart < MOST_ADDED:
+            yield name, config, float(base)
+
+
 def published_length(config: PreTrainedConfig, theta: float | None) -> Length | None:
     """Return the longest unscaled published model of the same shape, with no smaller base."""
     lengths = []
-    for name, raw in published().items():
-        other = raw | raw.get("text_config", {})
+    vocabulary = getattr(config, "vocab_size", 0)
+    for name, other, base in _similar(config.model_type, vocabulary):
         rope = other.get("rope_parameters") or {}
-        base = other.get("rope_theta") or rope.get("rope_theta") or 10_000.0
         is_scaled = (
             other.get("rope_scaling") or rope.get("rope_type", "default") != "default"
         )
-        same_shape = (
-            other["model_type"] == config.model_type
-            and other["hidden_size"] == getattr(config, "hidden_size", None)
-            and other["num_hidden_layers"] == getattr(config, "num_hidden_layers", None)
-            and abs(other.get("vocab_size", 0) - getattr(config, "vocab_size", 0))
-            < MOST_ADDED
+        same_shape = all(
+            other[size] == getattr(config, size, None)
+            for size in ("hidden_size", "num_hidden_layers")
         )
         if same_shape and not is_scaled and theta is not None and theta <= base:
             window = other["max_position_embeddings"]
-            lengths.append(
-                Length(name, window, TRAINED_ON.get((config.model_type, window)))
-            )
+            trained = TRAINED_ON.get((config.model_type, window))
+            lengths.append(Length(name, window, trained))
     return max(lengths, key=lambda length: length.length, default=None)
 
 
@@ -189,15 +194,9 @@ def published_base(
     These have the same type, about the same vocabulary and no larger context length.
     """
     bases = [
-        (float(theta), name)
-        for name, raw in published().items()
-        if (config := raw | raw.get("text_config", {}))["model_type"] == model_type
-        and abs(config.get("vocab_size", 0) - vocabulary) < MOST_ADDED
-        and config["max_position_embeddings"] <= window
-        and (
-            theta := config.get("rope_theta")
-            or (config.get("rope_parameters") or {}).get("rope_theta")
-        )
+        (base, name)
+        for name, config, base in _similar(model_type, vocabulary)
+        if config["max_position_embeddings"] <= window
     ]
     return min(bases, default=None)
 
@@ -243,11 +242,8 @@ def local_rope(config: PreTrainedConfig) -> LocalRope | None:
 
 def remarks(config: PreTrainedConfig) -> Iterator[str]:
     """Yield remarks for the plan of a model, one sentence each."""
-    yield from (
-        remark
-        for model_types, remark in REMARKS.items()
-        if config.model_type in model_types
-    )
+    if config.model_type in NORMALISED_AFTER_ROTATION:
+        yield "queries and keys are normalised after rotation here: an attention factor changes nothing"
     sliding = (
         getattr(config, "sliding_window", None)
         if getattr(config, "use_sliding_window", True)

@@ -365,13 +365,6 @@ class Swapped(Part):
     architectures: list[Text]
 
 
-def read_swapped(folder: Path) -> Swapped:
-    """Read the record of a swapped position encoding."""
-    content = {"version": RECORD_VERSION} | read_json(folder / RECORD)
-    hint = "put config.json, ropepatch.json and the weights of the same checkpoint together"
-    return validated(Swapped, content, hint)
-
-
 def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) -> None:
     """Mark a folder that transformers wrote as a checkpoint with a swapped encoding."""
     config = read_json(folder / "config.json")
@@ -474,7 +467,9 @@ class Checkpoint:
     @cached_property
     def swapped(self) -> Swapped:
         """The record of a swapped position encoding."""
-        return read_swapped(self.folder)
+        content = {"version": RECORD_VERSION} | read_json(self.folder / RECORD)
+        hint = "put config.json, ropepatch.json and the weights of the same checkpoint together"
+        return validated(Swapped, content, hint)
 
     @property
     def positions(self) -> dict[str, Any]:

@@ -132,15 +132,6 @@ def _is_heard(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR or not _QUIET.get()
 
 
-def _filter_handlers() -> None:
-    """Add a filter to every handler of transformers that hides warnings within `stock_code`."""
-    logger: logging.Logger | None = logging.getLogger("transformers")
-    while logger:
-        for handler in logger.handlers:
-            handler.addFilter(_is_heard)  # once: a second time does nothing
-        logger = logger.parent if logger.propagate else None
-
-
 @contextmanager
 def stock_code(
     what: str, hint: str = "fix config.json so that transformers loads it"
@@ -149,7 +140,8 @@ def stock_code(
 
     Only warnings of this thread are hidden: the logger's level, which all threads share, does not change.
     """
-    _filter_handlers()
+    for handler in logging.getLogger("transformers").handlers:
+        handler.addFilter(_is_heard)  # once: a second time does nothing
     token = _QUIET.set(True)
     try:
         yield

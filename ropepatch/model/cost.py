@@ -87,23 +87,18 @@ def cache_bytes(config: PreTrainedConfig, tokens: int, itemsize: int = 2) -> int
     return itemsize * held
 
 
-def layer_bytes(config: Any, tokens: int, itemsize: int) -> int:
-    """Estimate the peak of a layer in a forward pass without gradients, which is in its MLP."""
-    return (
-        tokens * itemsize * (9 * int(config.hidden_size) // 2 + 3 * _mlp_width(config))
-    )
-
-
 def forward_bytes(
     config: Any, tokens: int, itemsize: int, *, cached: bool = False
 ) -> int:
     """Estimate the peak of a forward pass without gradients: a layer, with the KV cache, or the logits."""
-    layer = layer_bytes(config, tokens, itemsize)
+    hidden = int(config.hidden_size)
+    # The peak of a layer is in its MLP
+    layer = tokens * itemsize * (9 * hidden // 2 + 3 * _mlp_width(config))
     if cached:
         layer += cache_bytes(config, tokens, itemsize) or 0
     return max(
         layer,
-        tokens * itemsize * int(config.hidden_size) + _logits_bytes(config, tokens),
+        tokens * itemsize * hidden + _logits_bytes(config, tokens),
     )
 
 

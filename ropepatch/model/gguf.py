@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ropepatch.errors import RopepatchError, plain, printable
+from ropepatch.errors import RopepatchError, plain
 from ropepatch.model.architectures import (
     GGUF_FACTORS,
     GGUF_FREQS,
@@ -94,7 +94,6 @@ class GgufModel(StatedRope):
         has_local_base: Whether sliding-window layers have a base of their own.
         original: The original context length that the user gave instead.
         converted: The checkpoint's file; None if it was not converted yet.
-        revision: None.
     """
 
     name: str
@@ -106,7 +105,7 @@ class GgufModel(StatedRope):
     has_local_base: bool = False
     original: Length | None = None
     converted: GgufFile | None = None
-    revision: None = None
+    revision = None
     file_name = "GGUF"
     layer_type = None
     local_rope = None
@@ -123,7 +122,7 @@ class GgufModel(StatedRope):
         Raises:
             RopepatchError: If the architecture's graph in llama.cpp was not examined, or a key is invalid.
         """
-        name, architecture = str(file.path), _architecture(file)
+        architecture = _architecture(file)
         rotary_dim = _rotary_dim(file, architecture)
         rope = _stated(file, architecture, rotary_dim)
         length = file.get(f"{architecture}.context_length")
@@ -132,18 +131,16 @@ class GgufModel(StatedRope):
                 f"{architecture}.rope.scaling.original_context_length", 0
             )
             length = max(length, round(rope.factor * trained))
-        window = int(file.get(f"{architecture}.attention.sliding_window", 0))
-        has_local_base = f"{architecture}.rope.freq_base_swa" in file.fields
         return cls(
-            name,
-            architecture,
-            rotary_dim,
-            length,
-            rope,
-            window,
-            has_local_base,
-            original,
-            file,
+            name=str(file.path),
+            architecture=architecture,
+            rotary_dim=rotary_dim,
+            length=length,
+            gguf_rope=rope,
+            sliding_window=int(file.get(f"{architecture}.attention.sliding_window", 0)),
+            has_local_base=f"{architecture}.rope.freq_base_swa" in file.fields,
+            original=original,
+            converted=file,
         )
 
     @property
@@ -153,15 +150,8 @@ class GgufModel(StatedRope):
 
     @property
     def file(self) -> GgufFile:
-        """The file.
-
-        Raises:
-            RopepatchError: If the checkpoint was not converted yet.
-        """
-        if self.converted is None:
-            raise RopepatchError(
-                f"{self.name} is no GGUF file", hint="convert it first"
-            )
+        """The file, if it was converted."""
+        assert self.converted is not None
         return self.converted
 
     @property
@@ -225,7 +215,9 @@ class GgufModel(StatedRope):
         scaled = scaling.frequencies(rope)
         if not rope.is_scaled:
             s, window = scaling.factor, rope.original_max_position_embeddings
-            a = _to_one(scaled.attention_factor / yarn_temperature(s))
+            a = scaled.attention_factor / yarn_temperature(s)
+            if math.isclose(a, 1, rel_tol=CLOSE):
+                a = 1.0
             yarn = GgufRope(rope.rope_theta, "yarn", s, window, a)
             if by_options and isinstance(scaling, YaRN):
                 yarn = replace(yarn, betas=(scaling.beta_fast, scaling.beta_slow))
@@ -313,12 +305,11 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     base = get(f"{architecture}.rope.freq_base", 10000.0)
     attn_factor = get(f"{scaling}.attn_factor", 1.0)
     numbers = factor, attn_factor, float(original), base - 1
-    if kind not in ("none", "linear", "yarn", "longrope") or not all(
-        0 < x < math.inf for x in numbers
-    ):
+    is_known = kind in ("none", "linear", "yarn", "longrope")
+    if not is_known or not all(0 < number < math.inf for number in numbers):
         raise RopepatchError(
-            f"{file.path} scales RoPE by {printable(kind, 60)} with factor {factor:g}, "
-            f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {plain(base)}",
+            f"{file.path} scales RoPE by {kind} with factor {factor:g}, original_context_length {original}, "
+            f"attn_factor {attn_factor:g}, freq_base {plain(base)}",
             hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
         )
     names = tables_of(architecture)
@@ -347,7 +338,3 @@ def same_frequencies(one: Frequencies, other: Frequencies) -> bool:
     return near and math.isclose(
         one.attention_factor, other.attention_factor, rel_tol=CLOSE
     )
-
-
-def _to_one(factor: float) -> float:
-    return 1.0 if math.isclose(factor, 1, rel_tol=CLOSE) else factor

@@ -133,8 +133,9 @@ def decoded_once(
     @functools.wraps(forward)
     def decode_once(*args: Any, **kwargs: Any) -> Any:
         outputs.append(outputs[0] if outputs else forward(*args, **kwargs))
-        states.append(_hidden(outputs[-1]))
-        return outputs[-1]
+        output = outputs[-1]
+        states.append(output if isinstance(output, Tensor) else output[0])
+        return output
 
     def logits_at(positions: Tensor) -> Tensor:
         # Positions, not their number: with a number, Gemma 4's decoder drops all other positions.
@@ -145,11 +146,6 @@ def decoded_once(
 
     with shadowed(decoder, decode_once):
         yield logits_at, states
-
-
-def _hidden(output: Any) -> Tensor:
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -173,16 +169,15 @@ def find_linear_head(
         inputs: The inputs of the forward pass, with `input_ids` [1, T].
     """
     output: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    linear = (
-        [part for part in output.modules() if isinstance(part, nn.Linear)]
-        if output is not None
-        else []
-    )
-    # Not a quantised one
-    layers = [layer for layer in linear if type(layer).forward is nn.Linear.forward]
-    return next(
-        (layer for layer in layers if _returns_logits(layer, model, inputs)), None
-    )
+    parts = [] if output is None else output.modules()
+    for part in parts:
+        if not isinstance(part, nn.Linear):
+            continue
+        # Not a quantised one
+        is_plain = type(part).forward is nn.Linear.forward
+        if is_plain and _returns_logits(part, model, inputs):
+            return part
+    return None
 
 
 def _returns_logits(

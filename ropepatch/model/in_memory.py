@@ -6,9 +6,7 @@ CPU. A module that cannot be built this way is not compared.
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,45 +30,7 @@ LEAST = 2**-24  # radians: the smallest number above 0 of float16
 RELOAD = "load the model anew, and change rope_parameters before it is built"
 
 
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """A buffer or an attention factor in memory that is not the configuration's.
-
-    Args:
-        path: The rotary module's path in the model.
-        name: The name of the buffer or attribute.
-        held: The value in memory.
-        expected: The value that the configuration gives.
-        kind: The rope type.
-        rounded: The 16-bit dtype to which it was rounded, with the error in radians; None for another value.
-        is_used: Whether the model computes with it: static RoPE never uses the original frequencies.
-    """
-
-    path: str
-    name: str
-    held: Tensor | float
-    expected: Tensor | float
-    kind: str
-    rounded: str | None
-    is_used: bool
-
-    @property
-    def is_error(self) -> bool:
-        """Whether the model computes something else than its configuration says, beyond rounding."""
-        return self.is_used and self.rounded is None
-
-    def __str__(self) -> str:
-        if self.rounded:
-            return f"{self.path}.{self.name} is rounded to {self.rounded}"
-        return (
-            f"{self.path}.{self.name} is {_shown(self.held)}; the config ({self.kind}) computes "
-            f"{_shown(self.expected)}"
-        )
-
-
-def check_rope(
-    model: nn.Module, stated: PreTrainedConfig | None = None
-) -> list[Difference]:
+def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list[str]:
     """Compare every rotary buffer of a loaded model, also within wrappers, with its configuration.
 
     Rounding is only a warning: `model.to(torch.bfloat16)` causes it, and the user runs this model.
@@ -80,28 +40,33 @@ def check_rope(
         stated: The expected configuration of its language model; its own configuration if None.
 
     Returns:
-        The milder differences.
+        The rounded buffers, with the error.
 
     Raises:
         RopepatchError: If it contains no transformers model, or its RoPE is not that of its configuration.
     """
     base = base_model(model)
     stated = stated or text_config(base.config)
-    differences = list[Difference]()
+    roundings = []
     ropes = language_ropes(base)
     for path, module in base.named_modules():
         if isinstance(module, RotarySubstitute) or not holds_frequencies(module):
             continue
         is_alone = len(ropes) == 1 and path in ropes
         config = _config_of(module, stated, is_alone=is_alone)
-        with suppress(RopepatchError):  # a module that cannot be built is not compared
-            differences += _compared(path, module, config)
-    for one in differences:
-        if one.is_error:
-            raise RopepatchError(
-                f"the RoPE in memory is not the config's: {one}", hint=RELOAD
-            )
-    return differences
+        for name, kind, states in _states(module, config):
+            held = _read(module, name)
+            if held is None or any(_is_same(held, state) for state in states):
+                continue
+            rounded = _rounding(held, states, config)
+            if rounded is None:
+                raise RopepatchError(
+                    f"the RoPE in memory is not the config's: {path}.{name} is {_shown(held)}; "
+                    f"the config ({kind}) computes {_shown(states[0])}",
+                    hint=RELOAD,
+                )
+            roundings.append(f"{path}.{name} is rounded to {rounded}")
+    return roundings
 
 
 def reset_dynamic(model: nn.Module) -> None:
@@ -113,27 +78,19 @@ def reset_dynamic(model: nn.Module) -> None:
     for module in modules:
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
-        kinds = (
-            getattr(module, "rope_type", None)
-            if hasattr(module, "original_max_seq_len")
-            else None
-        )
-        named = (
-            {f"{name}_": kind for name, kind in kinds.items()}
-            if isinstance(kinds, dict)
-            else {"": kinds}
-        )
-        for prefix in (
-            prefix for prefix, kind in named.items() if "dynamic" in (kind or "")
-        ):
-            now, first = (
-                getattr(module, f"{prefix}{name}")
-                for name in ("inv_freq", "original_inv_freq")
-            )
-            module.register_buffer(
-                f"{prefix}inv_freq", first.to(now.device, copy=True), persistent=False
-            )
-            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+        if not hasattr(module, "original_max_seq_len"):
+            continue
+        kinds = module.rope_type
+        layers = kinds if isinstance(kinds, dict) else {"": kinds}
+        for layer, kind in layers.items():
+            prefix = f"{layer}_" if layer else ""
+            if kind == "dynamic":
+                first = getattr(module, f"{prefix}original_inv_freq")
+                now = getattr(module, f"{prefix}inv_freq")
+                table = first.to(now.device, copy=True)
+                module.register_buffer(f"{prefix}inv_freq", table, persistent=False)
+                length = module.original_max_seq_len
+                setattr(module, f"{prefix}max_seq_len_cached", length)
 
 
 def _config_of(module: nn.Module, stated: PreTrainedConfig, *, is_alone: bool) -> Any:
@@ -145,61 +102,43 @@ def _config_of(module: nn.Module, stated: PreTrainedConfig, *, is_alone: bool) -
     return stated if is_alone and type(own) in (type(stated), type(None)) else own
 
 
-def _compared(path: str, module: Any, config: Any) -> list[Difference]:
-    """Return the differences of a rotary module."""
-    if config is None:
-        raise RopepatchError(f"{type(module).__name__} has no config")
-    with (
-        stock_code(f"build {type(module).__name__} from its config"),
-        torch.device("cpu"),
-    ):
-        fresh = type(module)(config)
+def _states(module: Any, config: Any) -> Iterator[tuple[str, str, list[Tensor]]]:
+    """Yield the values that a rotary module uses: their name, the rope type, and what they may be.
+
+    Nothing for a module that cannot be built from a configuration.
+    """
+    try:
+        with stock_code("build a rotary module"), torch.device("cpu"):
+            fresh = type(module)(config)
+    except RopepatchError:
+        return
     kinds = getattr(fresh, "rope_type", None)
     layers = kinds if isinstance(kinds, dict) else {None: kinds}
-    differences = list[Difference]()
     for layer, kind in layers.items():
         prefix, kind = "" if layer is None else f"{layer}_", kind or "default"
-        for name in (f"{prefix}inv_freq", f"{prefix}original_inv_freq"):
-            expected, held = getattr(fresh, name, None), _read(module, name)
-            if not isinstance(expected, Tensor) or held is None:
+        for name in ("inv_freq", "original_inv_freq", "attention_scaling"):
+            value = getattr(fresh, f"{prefix}{name}", None)
+            if value is None:
                 continue
-            changes_later = kind in ("longrope", "dynamic")
-            is_original = name.endswith("original_inv_freq")
-            right = [expected]
-            if changes_later and not is_original:
-                right += _later_states(module, config, layer, kind)
-            values = held.float()
-            if not any(_is_same(values, state) for state in right):
-                rounded = _rounding(values, right, config)
-                is_used = changes_later or not is_original
-                differences.append(
-                    Difference(path, name, values, expected, kind, rounded, is_used)
-                )
-        name = f"{prefix}attention_scaling"
-        a, held_a = getattr(fresh, name, None), getattr(module, name, None)
-        if (
-            a is not None
-            and held_a is not None
-            and not math.isclose(float(held_a), float(a), rel_tol=SAME)
-        ):
-            differences.append(
-                Difference(
-                    path, name, float(held_a), float(a), kind, None, is_used=True
-                )
-            )
-    return differences
+            states = [torch.as_tensor(value)]
+            if name == "inv_freq":
+                states += _later_states(module, config, layer, kind)
+            # Static RoPE never uses the original frequencies
+            if name != "original_inv_freq" or kind in ("longrope", "dynamic"):
+                yield f"{prefix}{name}", kind, states
 
 
 def _read(module: Any, name: str) -> Tensor | None:
-    """Return a buffer on the CPU; None if this process has only a part of it, or nothing."""
-    held = getattr(module, name, None)
-    if not isinstance(held, Tensor) or held.is_meta:
+    """Return a value on the CPU; None if this process has only a part of it, or nothing."""
+    value = getattr(module, name, None)
+    if value is None:
         return None
+    held = torch.as_tensor(value)
     placements = getattr(held, "placements", ())  # of a DTensor
-    if not all(place.is_replicate() for place in placements):
+    if held.is_meta or not all(place.is_replicate() for place in placements):
         return None
     replicated: Any = held
-    return (replicated.to_local() if placements else held).detach().cpu()
+    return (replicated.to_local() if placements else held).detach().float().cpu()
 
 
 def _later_states(
@@ -208,17 +147,21 @@ def _later_states(
     """Return the frequencies that length-dependent RoPE may have after a forward pass."""
     every = config.rope_parameters
     parameters = every[layer] if layer else every
-    lengths = {int(parameters[ORIGINAL]) + 1} if kind == "longrope" else set[int]()
-    if kind == "dynamic":
-        prefixes = {"", f"{layer}_"}  # the last before transformers 5.13
-        lengths = {
-            int(getattr(module, f"{prefix}max_seq_len_cached", 0))
-            for prefix in prefixes
-        } - {0}
-    with stock_code(f"compute a {kind} rope"), torch.device("cpu"):
-        compute, device = ROPE_INIT_FUNCTIONS[kind], torch.device("cpu")
+    lengths = []
+    if kind == "longrope":
+        lengths = [int(parameters[ORIGINAL]) + 1]
+    elif kind == "dynamic":
+        # The second before transformers 5.13
+        names = "max_seq_len_cached", f"{layer}_max_seq_len_cached"
+        lengths = [
+            int(getattr(module, name)) for name in names if hasattr(module, name)
+        ]
+    device = torch.device("cpu")
+    with stock_code(f"compute a {kind} rope"), device:
         return [
-            compute(config, device, seq_len=length, layer_type=layer)[0]
+            ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=length, layer_type=layer)[
+                0
+            ]
             for length in lengths
         ]
 
@@ -244,11 +187,9 @@ def _rounding(values: Tensor, states: list[Tensor], config: Any) -> str | None:
     return None
 
 
-def _shown(value: Tensor | float) -> str:
+def _shown(values: Tensor) -> str:
     """Format a number, or the first values of a table and their count."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    numbers = [f"{one:.4g}" for one in value.flatten()[:4].tolist()]
-    if value.numel() > len(numbers):
-        numbers.append(f"... {value.numel()} frequencies")
-    return f"[{', '.join(numbers)}]"
+    numbers = [f"{one:.6g}" for one in values.flatten()[:4].tolist()]
+    if not values.ndim:
+        return numbers[0]
+    return f"[{', '.join(numbers)}, ... {values.numel()} frequencies]"

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,33 +27,8 @@ LARGE = 10**9  # parameters above which a CPU is slow
 AMPERE = 8, 0  # the first compute capability with units for bfloat16
 UNKNOWN = 4 << 30  # available bytes if the system does not report them
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# Limit and usage of a control group, and the key of cached memory in memory.stat; cgroup v2, then v1.
-GROUP_FILES = ("memory.max", "memory.current", "inactive_file")
-OLDER_GROUP_FILES = (
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    "total_inactive_file",
-)
-# In torch.cpu
-UNITS = {
-    "AMX": "_is_amx_tile_supported",
-    "AVX512_BF16": "_is_avx512_bf16_supported",
-}
-
-
-@dataclass(frozen=True)
-class Precision:
-    """A dtype's name and the hardware that decided it; no reason if the user chose it."""
-
-    dtype: str
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
-        return {"dtype": self.dtype}
-
-    def __str__(self) -> str:
-        return f"{self.dtype} ({self.reason})" if self.reason else self.dtype
+# Of torch.cpu: whether it has AMX, or AVX512_BF16
+UNITS = "_is_amx_tile_supported", "_is_avx512_bf16_supported"
 
 
 @contextmanager
@@ -78,21 +52,15 @@ def best_device() -> str:
     return accelerator.type if accelerator else "cpu"
 
 
-def fastest(device: str | torch.device | None = None) -> Precision:
-    """Return a device's fastest precision; None means `best_device`."""
+def fastest(device: str | torch.device | None = None) -> str:
+    """Return the name of a device's fastest dtype; None means `best_device`."""
     on = torch.device(device or best_device())
+    has_units = False
     if on.type == "cuda":
-        capability = torch.cuda.get_device_capability(on)
-        dtype = BFLOAT16 if capability >= AMPERE else FLOAT32
-        return Precision(dtype, f"compute capability {'.'.join(map(str, capability))}")
-    units = [
-        name
-        for name, supported in UNITS.items()
-        if getattr(torch.cpu, supported, bool)()
-    ]
-    if on.type == "cpu" and units:
-        return Precision(BFLOAT16, f"this CPU has {units[0]}")
-    return Precision(FLOAT32, "no units for bfloat16")
+        has_units = torch.cuda.get_device_capability(on) >= AMPERE
+    elif on.type == "cpu":
+        has_units = any(getattr(torch.cpu, name, bool)() for name in UNITS)
+    return BFLOAT16 if has_units else FLOAT32
 
 
 def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
@@ -107,10 +75,7 @@ def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
         or getattr(model, "hf_quantizer", None) is not None
     ):
         return False
-    return (
-        8 * num_parameters(model) <= memory_of(device)
-        and fastest(device).dtype == FLOAT32
-    )
+    return 8 * num_parameters(model) <= memory_of(device) and fastest(device) == FLOAT32
 
 
 def placed(
@@ -127,35 +92,25 @@ def placed(
         float32: Whether to cast it to float32; None to decide by `prefers_float32`.
     """
     on = device or best_device()
-    moving: Any = model
-    moved = (
-        moving.float()
-        if (prefers_float32(model, on) if float32 is None else float32)
-        else moving
-    )
+    moved: Any = model
+    if prefers_float32(model, on) if float32 is None else float32:
+        moved = moved.float()
     there: PreTrainedModel = moved.to(on)
     return there
 
 
 def describe_placement(model: PreTrainedModel) -> list[str]:
     """Describe a model's device and dtype, with a warning if it will be slow."""
-    device, dtype = model.device, str(model.dtype).removeprefix("torch.")
-    devices = dict.fromkeys(
-        str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()
-    )
-    if len(devices) > 1:
-        return [f"on {', '.join(devices)}, {dtype}"]
-    if device.type != "cpu":
-        name = (
-            f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    dtype = str(model.dtype).removeprefix("torch.")
+    devices = getattr(model, "hf_device_map", None) or {"": model.device}
+    places = ", ".join(dict.fromkeys(map(str, devices.values())))
+    lines = [f"on {places}, {dtype}"]
+    size = num_parameters(model)
+    if places == "cpu" and size >= LARGE:
+        lines.append(
+            f"warning: {size / 1e9:.1f} billion parameters run on the CPU, which is slow"
         )
-        return [f"on {device}{name}, {dtype}"]
-    threads, size = torch.get_num_threads(), num_parameters(model)
-    slow = f"warning: {size / 1e9:.1f} billion parameters run on the CPU, which is slow"
-    return [
-        f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}",
-        *([slow] * (size >= LARGE)),
-    ]
+    return lines
 
 
 def num_parameters(model: PreTrainedModel) -> int:
@@ -191,29 +146,18 @@ def _physical_bytes() -> int:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield limit and usage in bytes of each control group of this process."""
+    """Yield limit and usage in bytes of each control group (v2) of this process."""
     try:
-        groups = [
-            line.split(":", 2)
-            for line in (PROC / "self/cgroup").read_text().splitlines()
-        ]
+        groups = (PROC / "self/cgroup").read_text()
     except OSError:  # not Linux
         return
-    for _, controllers, path in groups:
-        if not controllers or "memory" in controllers.split(","):
-            root, names = (
-                (CGROUPS / "memory", OLDER_GROUP_FILES)
-                if controllers
-                else (CGROUPS, GROUP_FILES)
-            )
-            group = PurePosixPath(path.lstrip("/"))
-            for folder in (root / part for part in (group, *group.parents)):
-                limit, used = (_numbers(folder / name).get("") for name in names[:2])
-                if limit is not None and used is not None:  # not "max"
-                    yield (
-                        limit,
-                        used - _numbers(folder / "memory.stat").get(names[2], 0),
-                    )
+    group = PurePosixPath(groups.rpartition("0::")[2].strip().lstrip("/"))
+    for folder in (CGROUPS / part for part in (group, *group.parents)):
+        limit = _numbers(folder / "memory.max").get("")
+        used = _numbers(folder / "memory.current").get("")
+        if limit is not None and used is not None:  # not "max"
+            cached = _numbers(folder / "memory.stat").get("inactive_file", 0)
+            yield limit, used - cached
 
 
 def _numbers(file: Path) -> dict[str, int]:
@@ -244,10 +188,7 @@ def check_device(device: str | torch.device) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        # It lists all that torch could have
-        known = "device type at start" not in reason
         raise RopepatchError(
-            f"no device {str(device)!r} here{f': {reason}' * known}",
+            f"no device {str(device)!r} here: {str(error).splitlines()[0]}",
             hint="use e.g. cpu, cuda, cuda:1 or mps",
         ) from error

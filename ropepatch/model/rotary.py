@@ -160,14 +160,6 @@ class Substitution(ABC, Generic[Substitute]):
     def __exit__(self, *error: object) -> None:
         self.remove()
 
-    def __repr__(self) -> str:
-        state = (
-            f"{self.path}: {self._substitute.extra_repr()}"
-            if self.in_force
-            else "removed"
-        )
-        return f"{type(self).__name__}({type(self.model).__name__}, {state})"
-
 
 @contextmanager
 def rotating_by(model: nn.Module, path: str, rotary: nn.Module) -> Iterator[None]:

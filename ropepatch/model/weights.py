@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -314,10 +313,8 @@ def _hard_link(origin: Path, target: Path) -> None:
     try:
         os.link(origin, target)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
-            raise
         raise RopepatchError(
-            f"cannot hard-link {target.name}: {os.strerror(error.errno)}",
+            f"cannot hard-link {target.name}: {error.strerror}",
             hint=f"leave {argument('link_weights')} out, or put {argument('out')} where the source is",
         ) from error
 

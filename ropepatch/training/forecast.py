@@ -59,7 +59,7 @@ def forecast(
         recipe,
         plan.config.whole,
         counted,
-        dtype=recipe.precision or fastest(device).dtype,
+        dtype=recipe.precision or fastest(device),
         window=plan.config.window,
         target=plan.target,
         processes=processes,

@@ -247,7 +247,7 @@ class Run:
                 f"{self.folder} exists and is not a run",
                 hint=f"choose another {argument('out')}",
             )
-        return RunRecord(precision=self.recipe.precision or fastest().dtype)
+        return RunRecord(precision=self.recipe.precision or fastest())
 
 
 def name_of(decisive: dict[str, Any]) -> str:

@@ -47,7 +47,7 @@ def self_written(
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     weights, splits = checkpoint.fingerprint, tokenizer_digest(tokenizer)
-    decisive = (FORMAT, weights, config, splits, length, seed, fastest().dtype)
+    decisive = (FORMAT, weights, config, splits, length, seed, fastest())
     key = key_of(decisive)[:24]
     entries, done = list[Any](), 0
 

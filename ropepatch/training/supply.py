@@ -131,7 +131,7 @@ def _answered(run: Run) -> list[str]:
     _, room = recipe.data.lengths(run.trained)
     most = int(ASKED * room * recipe.accumulated * recipe.max_steps)
     model = run.source.fingerprint, tokenizer_digest(tokenizer), run.trained
-    software = version("ropepatch"), fastest().dtype
+    software = version("ropepatch"), fastest()
     key = key_of(("kinds", *model, most, recipe.seed, *software))[:24]
     file = default_cache() / f"{key}-kinds.json"
     if file.is_file():

@@ -114,10 +114,8 @@ def test_an_absent_config_value_is_absent_after_removal(ids):
 def test_a_patch_shows_in_print_and_in_active(model):
     handle = ropepatch.patch(model, plan_for(model))
     assert "ScaledRope(yarn, 64 -> 256 tokens, factor=4" in str(model)
-    assert "yarn" in repr(handle)
     assert ropepatch.active(model).plan == handle.plan
     handle.remove()
-    assert "removed" in repr(handle)
     assert ropepatch.active(model) is None
 
 

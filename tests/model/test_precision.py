@@ -40,32 +40,22 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("units", "capability", "device", "dtype", "reason"),
+    ("units", "capability", "device", "dtype"),
     [
-        ([AMX], None, None, "bfloat16", "AMX"),
-        ([AVX512], None, None, "bfloat16", "AVX512_BF16"),
-        (UNITS, None, None, "bfloat16", "AMX"),
-        ([], None, None, "float32", "no units for bfloat16"),
-        ([], (7, 5), None, "float32", "compute capability 7.5"),  # Turing
-        ([], (8, 0), None, "bfloat16", "compute capability 8.0"),  # Ampere
-        ([], (9, 0), "cuda", "bfloat16", "compute capability 9.0"),
-        ([], (9, 0), "cpu", "float32", "no units for bfloat16"),
-        (
-            UNITS,
-            None,
-            "meta",
-            "float32",
-            "no units for bfloat16",
-        ),  # another accelerator
+        ([AMX], None, None, "bfloat16"),
+        ([AVX512], None, None, "bfloat16"),
+        ([], None, None, "float32"),
+        ([], (7, 5), None, "float32"),  # Turing
+        ([], (8, 0), None, "bfloat16"),  # Ampere
+        ([], (9, 0), "cpu", "float32"),
+        (UNITS, None, "meta", "float32"),  # another accelerator
     ],
 )
 def test_a_device_with_bfloat16_units_computes_in_bfloat16(
-    hardware, model, units, capability, device, dtype, reason
+    hardware, model, units, capability, device, dtype
 ):
     hardware(*units, capability=capability)
-    chosen = fastest(device)
-    assert (chosen.dtype, chosen.to_dict()) == (dtype, {"dtype": dtype})
-    assert reason in str(chosen)
+    assert fastest(device) == dtype
     assert prefers_float32(model, "cpu") is (not units)  # whatever the GPU supports
     assert not prefers_float32(model.float(), "cpu")  # it already is float32
 
@@ -82,7 +72,7 @@ def test_without_known_units_float32_is_chosen_and_with_little_memory_bfloat16_i
     hardware()
     for name in UNITS:
         monkeypatch.delattr(torch.cpu, name)
-    assert fastest().dtype == "float32"
+    assert fastest() == "float32"
     assert prefers_float32(model, "cpu")
     monkeypatch.setattr(precision, "memory_of", lambda device: 1 << 20)
     assert not prefers_float32(model, "cpu")
@@ -121,12 +111,6 @@ GIB = 2**30
             },
             2 * GIB,
             3 * GIB,
-        ),
-        (
-            "3:cpu:/\n2:hugetlb,memory:/docker/of_the_host\n0::/",
-            {"memory/memory.limit_in_bytes": GIB, "memory/memory.usage_in_bytes": 1000},
-            GIB - 1000,
-            GIB,
         ),
         (None, {}, 8 * GIB, 16 * GIB),
     ],

@@ -37,7 +37,6 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY, Checkpoint
-from ropepatch.model.precision import Precision
 from ropepatch.processes import ALONE, Processes
 from ropepatch.training import trainer
 from ropepatch.training.adapter import trainable
@@ -583,7 +582,7 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(
     ):  # as on a machine with AMX, and on one without
         monkeypatch.setattr(
             "ropepatch.training.run.fastest",
-            lambda dtype=dtype: Precision(dtype),
+            lambda dtype=dtype: dtype,
         )
         if dtype == "bfloat16":
             interrupted(yarn(), open_, tmp_path / "out", "step_end", 1)

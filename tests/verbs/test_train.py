@@ -218,7 +218,7 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
 def test_distillation_uses_the_longest_sequences_that_fit_the_device(
     gib, hour, length, reason, monkeypatch
 ):
-    monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
+    monkeypatch.setattr(torch.cpu, UNITS[0], lambda: True)
     place = "ropepatch.training.forecast"
     monkeypatch.setattr(f"{place}.memory_of", lambda device: int(gib * 2**30))
     monkeypatch.setattr(f"{place}.HOUR", dict.fromkeys(("cpu", "cuda"), hour))
