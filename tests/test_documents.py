@@ -226,32 +226,6 @@ def test_every_output_line_in_the_readme_is_in_the_transcript():
     assert not [line for line in printed if line not in transcript]
 
 
-# Words that only this project used, before it adopted the terms of the field.
-OUR_WORDS = re.compile(
-    r"attention[ -]maps?\b|in the place of|goes on|(is|are) told|comes? along|carry along|worth knowing|"
-    r"(old|trained) (context|window)|(pass)?keys found|haystacks? asked|reads? at \d|says all",
-    re.IGNORECASE,
-)
-KINDS_OF_TEXT = ("*.md", "*.py", "*.yaml", "*.jinja", "*.html", "*.js")
-
-
-def test_documents_and_code_contain_no_private_jargon():
-    folders = [ROOT / name for name in ("docs", "eval", "recipes", "ropepatch")]
-    files = [
-        file
-        for folder in folders
-        for kind in KINDS_OF_TEXT
-        for file in folder.rglob(kind)
-    ]
-    files += ROOT.glob("*.md")
-    found = [
-        f"{file.relative_to(ROOT)}: {word[0]}"
-        for file in files
-        for word in OUR_WORDS.finditer(file.read_text(encoding="utf-8"))
-    ]
-    assert not found
-
-
 MEASURED_BY_TESTS = {"families"}  # by tests/extension
 
 
@@ -268,18 +242,6 @@ def test_a_figure_may_differ_by_rounding_but_not_by_a_pixel_or_a_word():
     assert not tables.drawn_alike(drawn, drawn.replace("45.49603", "46.49603"))
     assert not tables.drawn_alike(drawn, drawn.replace("text>64", "text>one"))
     assert not tables.drawn_alike(drawn, drawn + drawn)
-
-
-def test_the_reference_lists_inherited_methods_and_readable_defaults():
-    assert any(
-        line.startswith("- `remove()`")
-        for line in tables.generate.members(ropepatch.Patch)
-    )
-    assert not [
-        page
-        for page in (ROOT / "docs").rglob("*.md")
-        if "Undefined" in page.read_text("utf-8")
-    ]
 
 
 def test_every_generated_block_has_a_generator():

@@ -136,9 +136,6 @@ def test_a_copy_with_other_values_is_validated():
         recipe.model_copy(update={"cuont": 3})
 
 
-NO_LENGTHS = (0, "0x", "-1k", 1.5, True, "4 k")
-
-
 @pytest.mark.parametrize(
     ("key", "wrong", "wanted"),
     [
@@ -173,12 +170,9 @@ def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        *(
-            (
-                {"lengths": [64, one]},
-                f"lengths[1] must be a length in tokens (4096, 32k or 4x), got {one!r}",
-            )
-            for one in NO_LENGTHS
+        (
+            {"lengths": [64, "-1k"]},
+            "lengths[1] must be a length in tokens (4096, 32k or 4x), got '-1k'",
         ),
         ({"keys": ["a", 2]}, "keys[1] must be a valid string, got 2"),
         ({"shares": {"a": 1, "b": 0}}, "shares.b must be greater than 0, got 0"),

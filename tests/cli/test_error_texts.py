@@ -84,11 +84,6 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
         "no folder /here/nowhere",
     ),
     ("EXTEND --revision main", None, "src is a local folder, which has no revisions"),
-    (
-        "train missing/model/here --recipe llama2-7b-yarn-32k",
-        None,
-        "no folder missing/model/here",
-    ),
     ("EXTEND --method pi", None, "unknown method 'pi' -> did you mean linear?"),
     ('EXTEND --method {"rope_type":"yarn","factor":4.0}', None, "unknown method"),
     ("extend src", None, "--to is missing"),
@@ -132,12 +127,6 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("eval src --suite demo", None, "--text is missing"),
     ("eval tiny --dtype int8", None, "no dtype 'int8' of weights"),
     ("plot tiny --methods yarn", None, "--methods needs --to"),
-    ("recipes tinny", None, "unknown recipe 'tinny' -> did you mean tiny?"),
-    (
-        "train tiny --recipe src/adapter.yaml --reading --out new",
-        file("adapter.yaml", ADAPTER),
-        "--reading: save: adapter writes no checkpoint",
-    ),
 ]
 
 
