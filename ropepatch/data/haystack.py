@@ -13,7 +13,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count, cycle
 from pathlib import Path
@@ -38,11 +38,18 @@ LONGEST = 600  # characters of a sentence of the user's text; a longer one is sp
 CHARACTERS = 12  # of the user's text per token of a haystack, at most
 
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
-THINGS = [
-    f"the {quality} {thing}"
-    for thing in WORDS["objects"]
-    for quality in WORDS["qualities"]
-]
+
+
+def things(words: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a thing for every object and quality."""
+    return [
+        f"the {quality} {thing}"
+        for thing in words["objects"]
+        for quality in words["qualities"]
+    ]
+
+
+THINGS = things(WORDS)
 STEMS: list[str] = WORDS["beginnings"]
 PEOPLE: list[str] = WORDS["people"]
 # A sentence about a person, and a question it answers without sharing a word
@@ -207,6 +214,7 @@ class Haystacks:
         kinds: Names from `KINDS`.
         seed: Seed of all draws.
         texts: Texts around the needles; None for the built-in filler.
+        pool: The kinds by their names: `KINDS`, or others, which have no intro.
         chat: Text of a chat template before a user's message, and between the message and the answer.
     """
 
@@ -216,10 +224,11 @@ class Haystacks:
     kinds: Sequence[str]
     seed: int = 0
     texts: Sequence[str] | None = None
+    pool: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
     chat: tuple[str, str] = ("", " ")
 
     def __post_init__(self) -> None:
-        refuse_unknown(self.kinds, KINDS, "kind")
+        refuse_unknown(self.kinds, self.pool, "kind")
         lengths = sorted(set(self.lengths))
         amounts = [*lengths[:1], self.count, self.keys, len(self.kinds)]
         if not lengths or min(amounts) < 1:
@@ -245,7 +254,7 @@ class Haystacks:
         object.__setattr__(self, "lengths", lengths)
         needed = sum(self.new)
         for kind in self.kinds:
-            most = KINDS[kind].most
+            most = self.pool[kind].most
             if needed > most:
                 raise RopepatchError(
                     f"{self.keys} keys of the kind {kind} take {needed} at these lengths, there are {most}",
@@ -254,7 +263,11 @@ class Haystacks:
 
     @classmethod
     def by_default(
-        cls, tokenizer: PreTrainedTokenizerBase, within: int, **settings: Any
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        within: int,
+        among: Sequence[str] | None = None,
+        **settings: Any,
     ) -> tuple[Haystacks, dict[str, str]]:
         """Return haystacks with the possible default kinds, and the reason for each other kind.
 
@@ -263,6 +276,7 @@ class Haystacks:
         Args:
             tokenizer: The tokenizer of the model.
             within: The length in tokens into which all kinds must fit.
+            among: Other kinds than the default.
             **settings: All settings except the kinds.
 
         Raises:
@@ -270,7 +284,7 @@ class Haystacks:
         """
         kinds: list[str] = []
         errors: dict[str, RopepatchError] = {}
-        defaults = IN_TEXT if settings.get("texts") else DEFAULT
+        defaults = among or (IN_TEXT if settings.get("texts") else DEFAULT)
         for kind in defaults:
             try:
                 plan = cls(**settings, kinds=(*kinds, kind))
@@ -405,6 +419,8 @@ class _Page:
     def haystack(self) -> Haystack:
         plan, keys = self._plan, self._keys()
         intro = {"passkey": PASSKEY.intro, QUOTE: ""}.get("".join(plan.kinds), INTRO)
+        if plan.pool is not KINDS:
+            intro = ""
         self._ids = self._writer.begin(plan.chat[0] + intro)
         room = max(len(key.ids) + len(key.answer) for key in keys)
         stops = {length: length - room for length in plan.lengths}
@@ -426,7 +442,7 @@ class _Page:
         places = {kind: list(self._places()) for kind in self._plan.kinds}
         keys = []
         for kind, of_kind in places.items():
-            items = KINDS[kind].draw(self._draw, len(of_kind))
+            items = self._plan.pool[kind].draw(self._draw, len(of_kind))
             for place, item in zip(of_kind, items, strict=True):
                 asked = self._asked_of(kind, item)
                 keys.append(_Key(kind, *place, item.needles, *asked))

@@ -5,25 +5,55 @@ Shapes: T tokens of a training sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ropepatch.data.haystack import KINDS, Haystacks, Writer
-from ropepatch.settings import seed_of
+from ropepatch.data.haystack import (
+    KINDS,
+    WORDS,
+    Haystacks,
+    Kind,
+    Numbers,
+    Writer,
+    things,
+)
+from ropepatch.settings import key_of, seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Kinds of questions for training; others only for evaluation
-TAUGHT = (
-    "passkey",
-    "number",
-    "sentence",
-)
+# Kinds of questions for training. No template, name or form of a number is one of `KINDS`, which eval asks.
+POOL = {
+    "passkey": Numbers(
+        "This pass key is {key}. Guard it: {key} is this pass key.",
+        "Which pass key is this?",
+        "This pass key is",
+        digits=4,
+    ),
+    "number": Numbers(
+        "Under {thing} the label says {key}.",
+        "What does the label say under {thing}?",
+        "Under {thing} the label says",
+        things(WORDS["training"]),
+        digits=4,
+    ),
+    "sentence": Numbers(
+        "{thing} {key}.",
+        "Finish a line that stands above.",
+        "{thing}",
+        WORDS["training"]["beginnings"],
+        digits=6,
+    ),
+}
+TAUGHT: Mapping[str, Kind] = {
+    name: Kind(kind.draw, max(1, len(kind.things)), KINDS[name].title)
+    for name, kind in POOL.items()
+}
+VERSION = key_of(POOL)  # of the questions
 ANSWERS = 0.5  # weight of an answer's mean loss, relative to that of its sequence
 KEYS = 4  # per sequence, with a question on one of them; a passkey is the only key
 ROUND = 64  # sequences whose questions are spread evenly over the depth
@@ -44,7 +74,7 @@ class Questions:
     Args:
         tokenizer: The tokenizer of the model.
         texts: The texts around the keys.
-        kinds: Names from `KINDS`.
+        kinds: Names from `TAUGHT`.
         seed: The seed of all draws.
     """
 
@@ -61,7 +91,7 @@ class Questions:
         """
         number, kind = number // len(self.kinds), self.kinds[number % len(self.kinds)]
         lap, place = divmod(number, ROUND)
-        keys = min(KEYS, KINDS[kind].most)
+        keys = min(KEYS, TAUGHT[kind].most)
         plan = Haystacks(
             lengths=[length],
             count=ROUND,
@@ -69,6 +99,7 @@ class Questions:
             kinds=[kind],
             seed=seed_of("questions", self.seed, kind, lap),
             texts=self.texts,
+            pool=TAUGHT,
         )
         haystack = plan.haystack(place * STRIDE % ROUND, Writer(self.tokenizer))
         question = haystack.asked[length][number % keys]

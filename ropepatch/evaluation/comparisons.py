@@ -92,10 +92,22 @@ class Comparison:
         return {} if base is None else not_counted(base)
 
     def reservation(self, series: Series) -> str:
-        """A note after the title of a series whose kind of question does not count."""
-        reasons = self.not_counted
-        kind = series.kind or next(iter(self.kinds), "")
-        return f" (not counted: {reasons[kind]})" if kind in reasons else ""
+        """A note after the title of a series whose kind of question does not count, or was taught."""
+        reasons, kind = self.not_counted, self._kind(series)
+        notes = [f"not counted: {reasons[kind]}"] if kind in reasons else []
+        taught = [
+            name for name, result in self.results.items() if kind in result.taught
+        ]
+        if taught:
+            notes.append(f"this kind was taught to {', '.join(taught)}")
+        return f" ({'; '.join(notes)})" if notes else ""
+
+    def counts(self, series: Series) -> bool:
+        """Whether the kind of question of a series counts."""
+        return self._kind(series) not in self.not_counted
+
+    def _kind(self, series: Series) -> str:
+        return series.kind or next(iter(self.kinds), "")
 
     def last(self, name: str, series: Series) -> Row | None:
         """The row of a result at the greatest length up to the target length."""

@@ -30,7 +30,7 @@ from ropepatch.evaluation.results import (
 from ropepatch.evaluation.tasks import Data, Goal
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
-from ropepatch.extension.record import context_before, without_paths
+from ropepatch.extension.record import context_before, taught_kinds, without_paths
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO
@@ -134,10 +134,13 @@ class Subject:
     def record(self) -> dict[str, Any]:
         """Its entry in results."""
         weights = self.source.fingerprint
+        taught = taught_kinds(self.source.folder, weights)
+        kinds = {"taught": taught} if taught else {}
         if self.base is not None:
             return self.base.record | {
                 "weights": weights,
                 "fine_tuned_from": self.base.record["weights"],
+                **kinds,
             }
         rope = self.source.stock.rope
         record = self.source.positions | {
@@ -145,6 +148,7 @@ class Subject:
             "revision": self.source.revision,
             "weights": weights,
             "trained": self.trained,
+            **kinds,
             "rotary_dim": rope.rotary_dim,
             "rope_theta": rope.rope_theta,
             "inv_freq": rope.inv_freq().tolist(),

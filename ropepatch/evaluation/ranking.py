@@ -64,6 +64,7 @@ class Ranked:
         answers: The answers at the target length, by kind of question; empty without retrieval.
         better: The measures in which it is better than the baseline by `RULE`: loss, or a kind of question.
         worse: The measures in which it is worse.
+        taught: The kinds of questions that its training asked.
     """
 
     label: str
@@ -74,6 +75,7 @@ class Ranked:
     answers: Mapping[str, Answers]
     better: tuple[str, ...] = ()
     worse: tuple[str, ...] = ()
+    taught: tuple[str, ...] = ()
 
     @property
     def helps(self) -> bool:
@@ -328,6 +330,7 @@ def _ranked(
         short_context_loss=short,
         short_context_cost=difference(short, first.mean("loss", length=original)),
         answers=answers,
+        taught=tuple(own.taught),
     )
 
 

@@ -66,6 +66,7 @@ class Model(TypedDict):
     trained: Tokens
     extended_from: NotRequired[Tokens]
     fine_tuned_from: NotRequired[Text]
+    taught: NotRequired[list[Text]]
 
 
 @with_config(OPEN)
@@ -190,7 +191,8 @@ class Result:
         label: Its name in tables and figures: the method, ``baseline``, or the name of a fine-tuned model.
         model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context length in
             tokens). For a model that ropepatch extended without training also ``extended_from``, its length
-            before; for a fine-tuned model also ``fine_tuned_from``, the fingerprint of the weights before.
+            before; for a fine-tuned model also ``fine_tuned_from``, the fingerprint of the weights before, and
+            ``taught``, the kinds of questions of its training.
         scaling: ``method``, its parameters and frequencies; None for the baseline.
         target: The target length in tokens.
         parameters: The settings of the measurement: protocol, lengths, seed, the text and its hash.
@@ -210,6 +212,11 @@ class Result:
     env: dict[str, Any]
     seconds: float | None = field(default=None, compare=False)
     schema: int = SCHEMA
+
+    @property
+    def taught(self) -> list[str]:
+        """The kinds of questions that the training of its weights asked."""
+        return list(self.model.get("taught") or ())
 
     @property
     def fine_tuned(self) -> bool:

@@ -146,6 +146,7 @@ class Training(Part):
         run: The name of the run, derived from everything that determines the weights.
         steps: The number of optimizer steps.
         tokens: The number of training tokens.
+        taught: The kinds of questions that it asked.
         processes: The number of processes.
         device: The device.
         short_context: The short-context check.
@@ -156,6 +157,7 @@ class Training(Part):
     run: Text
     steps: Whole
     tokens: Whole
+    taught: list[Text] = Field(default_factory=list)
     processes: Whole = 1
     device: Text | None = None
     precision: Keys | None = None
@@ -311,21 +313,37 @@ def amend(folder: Path, **changes: Any) -> Record:
     return record
 
 
-def context_before(folder: Path, weights: str | None) -> int | None:
-    """Return the context length, in tokens, before untrained extensions by ropepatch.
+def lineage(folder: Path, weights: str | None) -> list[Record]:
+    """Return the record of a checkpoint and those before it, the newest first.
 
-    None for any other checkpoint, and if its record is unreadable or belongs to other weights.
+    Empty for any other checkpoint, and if its record is unreadable or belongs to other weights.
     """
     try:
         record = read(folder) if exists(folder) else None
     except RopepatchError:
-        return None
+        return []
+    if record is None or record.weights != weights:
+        return []
+    records = [record]
+    while (earlier := records[-1].earlier) is not None:
+        records.append(earlier)
+    return records
+
+
+def context_before(folder: Path, weights: str | None) -> int | None:
+    """Return the context length, in tokens, before untrained extensions by ropepatch; None for no such."""
     before = None
-    if record is not None and record.weights != weights:
-        return None
-    while record is not None and record.training is None:
-        before, record = record.original_max_position_embeddings, record.earlier
+    for record in lineage(folder, weights):
+        if record.training is not None:
+            break
+        before = record.original_max_position_embeddings
     return before
+
+
+def taught_kinds(folder: Path, weights: str | None) -> list[str]:
+    """Return the kinds of questions that the trainings of a checkpoint asked."""
+    trainings = [one.training for one in lineage(folder, weights) if one.training]
+    return sorted({kind for training in trainings for kind in training.taught})
 
 
 # A dataset may have a config

@@ -48,7 +48,7 @@ def _by_length(
     for length in lengths:
         at = {name: rows[length] for name, rows in by_name.items() if length in rows}
         columns.append(_cells(at, measure))
-    if series.measure == "found" and not comparison.reservation(series):
+    if series.measure == "found" and comparison.counts(series):
         heads.append(EFFECTIVE)
         columns.append({name: _effective(row) for name, row in by_name.items()})
     lines = []
@@ -196,7 +196,8 @@ def _answers(ranking: Ranking, row: Ranked, kind: str) -> list[Cell]:
         gain = _mean_cell(answers.log_prob_gain, "{:+z.2f}".format)
     log_prob = Cell(f"{answers.log_prob.value:z.2f}")
     verdict = Cell(ranking.verdict(row, kind))
-    return [Cell(kind), Cell(row.label), share, log_prob, gain, verdict]
+    title = f"{kind} (taught)" if kind in row.taught else kind
+    return [Cell(title), Cell(row.label), share, log_prob, gain, verdict]
 
 
 # As text

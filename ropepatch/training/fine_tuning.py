@@ -208,6 +208,7 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         run=name_of(record.decisive),
         steps=recipe.max_steps,
         tokens=supply.tokens,
+        taught=supply.taught,
         processes=run.processes.count,
         precision={"dtype": record.precision},
         device=record.device,

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.positions import PositionSampling
-from ropepatch.data.questions import Questions
+from ropepatch.data.questions import VERSION, Questions
 from ropepatch.data.texts import IGNORED, begun
 from ropepatch.data.tiny.materials import MATERIALS
 from ropepatch.data.tiny.tales import Narrator
@@ -134,7 +134,8 @@ class QuestionRows:
         kinds: Sequence[str],
         seed: int,
     ) -> None:
-        self.digest = key_of((store.digest, begin, [*kinds], seed))
+        self.kinds = list(kinds)
+        self.digest = key_of((store.digest, begin, self.kinds, VERSION, seed))
         pieces = torch.split(store.ids(begin, min(begin + AROUND, len(store))), PIECE)
         texts = [
             str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces

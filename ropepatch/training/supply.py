@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from torch import Tensor
 
-from ropepatch.data.questions import TAUGHT
+from ropepatch.data.questions import VERSION
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.tokens import TokenStore, default_cache, tokenised, tokenizer_digest
@@ -41,6 +41,7 @@ class Supply:
     batches: Batches  # the training batches, one forward pass of one process each
     pieces: list[Tensor]  # held out, [target], or [L] without evaluation at the target
     notes: list[str]  # lines on the texts, for the user
+    taught: list[str]  # the kinds of questions that are asked
 
     @property
     def tokens(self) -> int:
@@ -101,7 +102,7 @@ def read_supply(run: Run) -> Supply:
             streams.append(TokenRows(store, begin, seed, first))
         elif source.generated != QUESTIONS:
             streams.append(GeneratedRows(source.generated, tokenizer, seed))
-        elif kinds := [kind for kind in _answered(run) if kind in TAUGHT]:
+        elif kinds := _answered(run):
             # `Recipe.check` requires a text before it
             notes.append(f"kinds of training questions: {', '.join(kinds)}")
             streams.append(QuestionRows(store, begin, tokenizer, kinds, seed))
@@ -122,7 +123,10 @@ def read_supply(run: Run) -> Supply:
         seed=recipe.seed,
     )
     texts = [stream.digest for stream in streams]
-    return Supply(key_of((texts, digest(pieces)))[:16], batches, pieces, notes)
+    asked = [stream for stream in streams if isinstance(stream, QuestionRows)]
+    taught = sorted({kind for stream in asked for kind in stream.kinds})
+    key = key_of((texts, digest(pieces)))[:16]
+    return Supply(key, batches, pieces, notes, taught)
 
 
 def _answered(run: Run) -> list[str]:
@@ -132,7 +136,7 @@ def _answered(run: Run) -> list[str]:
     most = int(ASKED * room * recipe.accumulated * recipe.max_steps)
     model = run.source.fingerprint, tokenizer_digest(tokenizer), run.trained
     software = version("ropepatch"), fastest()
-    key = key_of(("kinds", *model, most, recipe.seed, *software))[:24]
+    key = key_of(("kinds", VERSION, *model, most, recipe.seed, *software))[:24]
     file = default_cache() / f"{key}-kinds.json"
     if file.is_file():
         return [str(kind) for kind in read_json(file)["kinds"]]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub import try_to_load_from_cache
 
-from ropepatch.data.questions import TAUGHT
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.suites import Method, Suite, participants, read_suite
@@ -25,9 +24,6 @@ from ropepatch.verbs.results import Results, read_results, reported
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
     from ropepatch.extension.record import Record
-
-# A source of training sequences, as in `ropepatch.training.recipe`
-QUESTIONS = "questions"
 
 
 def evaluate(
@@ -297,10 +293,10 @@ def _record(written: Path) -> None:
 
 
 def _warn_of_questions(written: Path, say: Say) -> None:
-    """Warn if the training asked questions as an evaluation does."""
+    """Warn if the training asked questions of kinds that an evaluation asks too."""
     training = records.read(written).training
-    sources = training.recipe["data"]["sources"] if training else ()
-    if any(source.get("generated") == QUESTIONS for source in sources):
+    if training and training.taught:
         say(
-            f"warning: the training asked questions of the kinds {', '.join(TAUGHT)}: judge it by other kinds"
+            f"warning: the training asked questions of the kinds {', '.join(training.taught)}, in other words: "
+            "judge it by other kinds, such as quote"
         )

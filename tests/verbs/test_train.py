@@ -190,10 +190,8 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
     assert f"{folder} is finished" in run_here(*line, cwd=tmp_path).stderr
     card = teaching(records.read(folder).training)
     assert "`rerope`" in card
-    assert (
-        "Some sequences asked questions of the kinds `passkey`, `number`, `sentence`:"
-        in card
-    )
+    assert record["training"]["taught"] == ["passkey"]
+    assert "Some sequences asked questions of the kinds `passkey`, in other" in card
     assert card in write_card(folder)[0].read_text()
     lines = []
     results = ropepatch.evaluate(folder, windows=1, lengths=[64], say=lines.append)
@@ -203,7 +201,10 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
         "yarn",
         "yarn + training",
     }
-    assert any("the training asked questions of the kinds" in line for line in lines)
+    assert any("asked questions of the kinds passkey, in" in line for line in lines)
+    taught = {result.label: result.taught for result in results}
+    assert taught["yarn + training"] == ["passkey"]
+    assert taught["yarn"] == []
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ropepatch.data.questions import TAUGHT
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.results import Row, Series
 from ropepatch.evaluation.tasks import task_of
@@ -212,11 +210,11 @@ def teaching(training: Training | None) -> str:
         "Self-distillation: the targets were the base model's token distributions. "
         f"Beyond its context length, the base model ran with {code(name)}."
     )
-    if '"generated": "questions"' in json.dumps(training.recipe.get("data")):
-        kinds = ", ".join(code(kind) for kind in TAUGHT)
+    if training.taught:
+        kinds = ", ".join(map(code, training.taught))
         text += (
-            f" Some sequences asked questions of the kinds {kinds}:"
-            " high accuracy at these is partly learned."
+            f" Some sequences asked questions of the kinds {kinds}, in other words than an evaluation asks"
+            " them: high accuracy at these is partly learned."
         )
     return text
 

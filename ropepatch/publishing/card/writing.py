@@ -242,7 +242,7 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
         for key in identity
         if (value := group.parameters.get(key)) is not None
     }
-    counted = [series for series in group.series if not group.reservation(series)]
+    counted = [series for series in group.series if group.counts(series)]
     last = [group.last(evidence.own, series) for series in counted]
     for row in own.rows:
         length = row.at.get("length")
