@@ -35,7 +35,7 @@ from ropepatch.model.head import (
 )
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, Kept, advancing
-from ropepatch.settings import key_of, whole_number
+from ropepatch.settings import whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -107,8 +107,10 @@ def perplexity(
         RopepatchError: If there are no documents, one has fewer than 2 tokens, a token id is outside the
             vocabulary, a loss is not finite, or the settings score nothing.
     """
-    if length is not None:
-        check_length(length)
+    if length is not None and whole_number("length", length) < 2:
+        raise RopepatchError(
+            f"length must be at least 2 tokens, got {length}: the first is never scored"
+        )
     check_windows(window, stride)
     if tokens_per_batch is None:
         tokens_per_batch = 1024 if input_device(model).type == "cpu" else 8192
@@ -183,7 +185,7 @@ class LossReader:
     """Computes the losses of batches with one model, a causal language model in eval mode."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self._model, self._device = model, input_device(model)
         self._decoder = decoder_of(model)
         if self._decoder is None:
             self._read_whole()
@@ -191,9 +193,7 @@ class LossReader:
     def read(self, batch: list[Window]) -> list[Tensor]:
         """The float32 losses of each window on the CPU, from its first scored token on."""
         first = batch[0].first
-        ids = torch.stack([window.ids for window in batch]).to(
-            input_device(self._model)
-        )
+        ids = torch.stack([window.ids for window in batch]).to(self._device)
         losses: Iterable[Tensor] | None = None
         with torch.inference_mode():
             if self._decoder is not None:
@@ -362,7 +362,8 @@ def batched(windows: Iterable[Window], tokens: int) -> list[list[Window]]:
 
 def key_of_batch(batch: list[Window]) -> str:
     """The key of the losses of a batch on disk, for one model."""
-    return key_of([window.identity for window in batch])
+    identities = repr([window.identity for window in batch])
+    return hashlib.sha256(identities.encode()).hexdigest()
 
 
 # Losses
@@ -385,9 +386,8 @@ class LossCurve:
         """The loss of the first ``length`` tokens of every row that has at least so many.
 
         Raises:
-            RopepatchError: If no row has ``length`` tokens, or ``length`` is below 2.
+            RopepatchError: If no row has ``length`` tokens, or none is scored.
         """
-        check_length(length)
         read = [
             nll[: length - 1] if len(nll) >= length - 1 else nll[:0] for nll in self.nll
         ]
@@ -451,11 +451,3 @@ class LossCurve:
             RopepatchError: If pandas is not installed.
         """
         return data_frame(self._doublings())
-
-
-def check_length(length: int) -> None:
-    """Refuse a length at which no token is scored."""
-    if whole_number("length", length) < 2:
-        raise RopepatchError(
-            f"length must be at least 2 tokens, got {length}: the first is never scored"
-        )

@@ -248,11 +248,7 @@ def _best(rows: Sequence[Ranked], kinds: Sequence[str]) -> Ranked | None:
 
 def ordered(rows: Sequence[Ranked], kinds: Sequence[str]) -> list[Ranked]:
     """The best first; methods not significantly below the best answer log-prob are ordered by loss."""
-
-    def loss(row: Ranked) -> float:
-        return math.inf if math.isnan(row.loss.value) else row.loss.value
-
-    by_loss = sorted(rows, key=loss)
+    by_loss = sorted(rows, key=lambda row: row.loss.value)
     if not kinds or not rows:
         return by_loss
     log_probs = {

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequir
 import torch
 import transformers
 from pydantic import (
-    AfterValidator,
     ConfigDict,
+    Field,
     StrictFloat,
     StrictInt,
     TypeAdapter,
@@ -80,18 +80,10 @@ class Scaling(TypedDict):
     attention_factor: Number
 
 
-def _countable(cluster: list[float]) -> list[float]:
-    """Refuse anything but a sum with a weight that floats can hold; a loss may be infinite."""
-    if (
-        len(cluster) != 2
-        or not 0 < cluster[1] <= MOST
-        or MOST < abs(cluster[0]) < math.inf
-    ):
-        raise ValueError("Input should be a sum and a weight above 0")
-    return cluster
-
-
-Cluster = Annotated[list[StrictFloat], AfterValidator(_countable)]
+Cluster = tuple[
+    Annotated[StrictFloat, Field(ge=-MOST, le=MOST)],
+    Annotated[StrictFloat, Field(gt=0, le=MOST)],
+]
 
 
 class Measure(NamedTuple):
@@ -165,8 +157,7 @@ class Row:
     @property
     def mean(self) -> Mean:
         """The mean over its clusters."""
-        clusters = tuple((total, weight) for total, weight in self.clusters)
-        return Mean(clusters, measure_of(self.measure).share)
+        return Mean(tuple(self.clusters), measure_of(self.measure).share)
 
     @property
     def interval(self) -> str:
@@ -345,7 +336,7 @@ def read_result(file: Path) -> Result:
 def row_of(measure: str, at: Any, mean: Mean) -> Row:
     """The row of a mean at a place."""
     value, low, high, n = mean.figures
-    clusters = [list(cluster) for cluster in mean.clusters]
+    clusters = list(mean.clusters)
     return Row(
         measure=measure, at=at, value=value, low=low, high=high, n=n, clusters=clusters
     )

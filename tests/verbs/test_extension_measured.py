@@ -18,7 +18,6 @@ from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.verbs.evaluate import named_suite
 
 PLAN = ropepatch.plan("tiny", to=512)
 TALES = PerplexityTask(windows=2, gain=True)
@@ -206,9 +205,6 @@ def test_invalid_arguments_raise_errors_before_any_measurement(tmp_path, extende
         named = {} if label is None else {"label": label}
         with pytest.raises(RopepatchError, match=message):
             measure_extension(SUITE, plan, folder, progress=unmeasurable, **named)
-    for field, split in (("body", "test"), ("text", "train")):
-        with pytest.raises(RopepatchError):
-            named_suite("demo", text=None, field=field, split=split)
 
 
 def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypatch):
