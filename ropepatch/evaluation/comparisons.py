@@ -158,6 +158,7 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     names: dict[str, str] = {}  # of models, in the first spelling
     for result in results:
         model: dict[str, Any] = dict(result.model)
+        model.pop("taught", None)
         if base := model.pop("fine_tuned_from", None):
             model["weights"] = base
         key = json.dumps(identity(model), sort_keys=True)

@@ -13,15 +13,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from ropepatch.data import texts
 from ropepatch.data.texts import cut_windows, first_documents, token_ids
 
-VOCABULARY = ["a", "b", " ", "\n", "a ", " b", "\na"]
-
-
-def crossing() -> PreTrainedTokenizerFast:
-    """A tokenizer that joins a newline and the letter after it."""
-    vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
-    model = models.BPE(vocab=vocabulary, merges=[("\n", "a"), (" ", "b"), ("a", " ")])
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
-
 
 @pytest.fixture(scope="module")
 def tokenizers(shared) -> dict[str, PreTrainedTokenizerFast]:
@@ -32,8 +23,7 @@ def tokenizers(shared) -> dict[str, PreTrainedTokenizerFast]:
     loaded = {
         name: AutoTokenizer.from_pretrained(folder) for name, folder in folders.items()
     }
-    made = {"crossing": crossing()}
-    return loaded | made | {name: TOKENIZERS[name]() for name in ("bundled", "gpt2")}
+    return loaded | {name: TOKENIZERS[name]() for name in ("bundled", "gpt2")}
 
 
 NAMES = ["bundled", "stories-260k", "babyllama-361", "gpt2"]
@@ -90,13 +80,6 @@ def test_cutting_any_text_keeps_its_characters_and_nearly_its_token_count(
     split, whole, pieces = split_small(tokenizer, text)
     assert tokenizer.decode(split) == tokenizer.decode(whole)
     assert abs(len(split) - len(whole)) <= 2 * pieces
-
-
-def test_newlines_are_not_doubled_by_a_tokenizer_that_joins_them_to_letters(tokenizers):
-    split, whole, pieces = split_small(tokenizers["crossing"], "ab\nab\n" * 20)
-    assert pieces > 10
-    assert sum(VOCABULARY[token].count("\n") for token in split) == 40
-    assert len(split) <= len(whole) + pieces
 
 
 def test_a_newline_stays_with_the_full_stop_before_it():

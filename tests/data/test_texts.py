@@ -106,11 +106,6 @@ def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, cap
         first_documents(tokenizer, documents, length=9, count=1)
 
 
-def test_a_cut_document_does_not_keep_its_rest_in_memory(tokenizer):
-    (document,) = first_documents(None, [torch.arange(1000)], length=3, count=1)
-    assert document.untyped_storage().nbytes() == 3 * 8
-
-
 # windows
 
 

@@ -100,6 +100,16 @@ def test_a_kind_that_the_baseline_only_guesses_is_shown_with_the_reason():
         assert len(heads) == 3  # without an effective length
 
 
+def test_a_kind_that_a_training_asked_is_marked_as_taught():
+    student = asking("student", {"number": [9, 9, 9], "quote": [9, 9, 9]}, n=10, keys=4)
+    student.model["taught"] = ["number"]
+    others = asking("baseline", {"number": [9, 9, 0], "quote": [9, 9, 0]}, n=10, keys=4)
+    captions = tables(others, student)
+    marked = [name for name in captions if "this kind was taught to student" in name]
+    assert marked == [name for name in captions if ", number" in name]
+    assert len(marked) == 2
+
+
 def test_a_wide_table_has_its_intervals_below_the_values():
     text = results_text(LOSSES, 72)
     table = text[text.index("Loss (nats/token)") :].split("\n\n")[0]
