@@ -193,7 +193,7 @@ def trained_in_short() -> str:
         "`tiny` (1,967,808 parameters); losses in nats/token over 24 held-out stories, n = 100 passkeys, "
         "95 % intervals; one training; "
         f"{start['env']['dtype'].removeprefix('torch.')} on a {start['env']['device'].upper()}, "
-        f"{start['date']}; `python eval/studies/adaptation/adaptation.py --work DIR`; "
+        f"{start['date']}; `python eval/studies/adaptation/adaptation.py --work DIR` at cdb1cd37; "
         "`eval/results/adaptation.json`."
     )
     return f"{table(runs.items(), columns)}\n\n{note}"

@@ -318,10 +318,6 @@ class Rows:
             if all(row.get(name) == value for name, value in named.items())
         ]
 
-    def start_of(self, row: Row) -> Row:
-        """The start that measured a row."""
-        return self._recorded[row["recorded"]]
-
     def add(self, *rows: Row, inputs: Iterable[Path] = ()) -> None:
         """Append rows with this start; sums of nats are rounded to 6 digits."""
         read = digests(tuple(inputs))

@@ -19,7 +19,7 @@ from ropepatch import METHODS
 from ropepatch.attention import make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.gallery.explorer.content import methods, presets, remappings, rope_entry
-from ropepatch.gallery.explorer.tiny import quantised, reading_once
+from ropepatch.gallery.explorer.tiny import quantised, reading
 from ropepatch.model.checkpoint import InMemory
 from ropepatch.model.config import Config
 from ropepatch.scaling import make_scaling
@@ -270,8 +270,8 @@ def rounded():
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and name != "lm_head.weight":
-                matrix = quantised(weight)
-                weight.copy_(matrix.values.float() * matrix.scales)
+                values, scales = quantised(weight)
+                weight.copy_(values.float() * scales)
     return model
 
 
@@ -285,14 +285,12 @@ def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
         ropepatch.patch(rounded, method, to=512) if method != "none" else nullcontext(),
         torch.no_grad(),
     ):
-        ids = torch.tensor(reading_once()["tale"][:300])
+        ids = torch.tensor(reading()["tale"][:300])
         wanted = F.cross_entropy(
             rounded(ids[None]).logits[0, :-1], ids[1:], reduction="none"
         )
         (prompt,) = (
-            p
-            for p in reading_once()["prompts"]
-            if (p["length"], p["depth"]) == (512, 0.1)
+            p for p in reading()["prompts"] if (p["length"], p["depth"]) == (512, 0.1)
         )
         asked = torch.tensor(prompt["ids"])
         likely = rounded(asked[None]).logits[0, -1 - prompt["answer"] : -1].argmax(-1)

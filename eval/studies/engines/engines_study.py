@@ -59,11 +59,6 @@ METHODS: dict[
             "llama3",
             "ntk-fixed",
             "ntk-mixed",
-        )
-    },
-    **{
-        name: {}
-        for name in (
             "giraffe-power",
             "giraffe-truncated",
             "p-rope",

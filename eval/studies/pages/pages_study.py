@@ -41,12 +41,11 @@ from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.precision import known_dtype
 from ropepatch.processes import join
 from ropepatch.scaling.file import is_scaling_file, method_label
-from ropepatch.settings import relative_length
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 from pages_tables import Row, all_tables, block_of, keys_of, kinds_of, lengths_of
-from study import SHARED, Rows, Study, table
+from study import SHARED, Rows, Study, log_line, table
 
 NOVELS = SHARED / "texts" / "novels"
 PAGES, KEYS = 8, 16
@@ -304,18 +303,6 @@ class Desk:
         plan = ropepatch.plan(given.model, to=given.to, method="none")
         window, target = plan.config.rope.original_max_position_embeddings, plan.target
         lengths = doubled(window, target)
-        if given.lengths:
-            lengths = tuple(
-                sorted(
-                    relative_length(length, window)
-                    for length in given.lengths.split(",")
-                )
-            )
-        if lengths[-1] != target:
-            hint = "name it too"
-            raise RopepatchError(
-                f"the greatest length is {lengths[-1]}, the target {target}", hint=hint
-            )
         kinds = tuple(given.kinds.split(","))
         self.pages = Pages(
             window, target, lengths, given.pages, given.keys, given.texts, kinds
@@ -323,11 +310,6 @@ class Desk:
         self.config = plan.config.raw
         methods = given.methods.split(",")
         self.methods = {named_row(method): method for method in methods}
-        if len(self.methods) < len(methods):
-            raise RopepatchError(
-                f"two methods have one name: {methods}",
-                hint="rename a file or a folder",
-            )
         self._method, self._patch, self._made = (
             "",
             ExitStack(),
@@ -366,9 +348,12 @@ class Desk:
             if self.given.dry_run
             else dict.fromkeys(case["page"] for case in missing)
         ):
-            stated = {"novel": self.page(index)[0]}
-            stated |= {"lengths": list(self.pages.lengths), "keys": self.pages.keys}
-            stated |= {"kinds": list(self.pages.kinds)}
+            stated = {
+                "novel": self.page(index)[0],
+                "lengths": list(self.pages.lengths),
+                "keys": self.pages.keys,
+                "kinds": list(self.pages.kinds),
+            }
             for other in rows.of(
                 model=self.model, target=self.pages.target, page=index
             )[:1]:
@@ -376,8 +361,8 @@ class Desk:
                     "novel": other["novel"],
                     "lengths": lengths_of(other),
                     "keys": keys_of(other),
+                    "kinds": kinds_of(other),
                 }
-                held |= {"kinds": kinds_of(other)}
                 hint = "use its settings, or another --json"
                 check_resumed("the file contains this page", held, stated, hint=hint)
         return [
@@ -387,19 +372,15 @@ class Desk:
     @cached_property
     def base(self) -> Subject:
         """The unscaled model."""
-
-        def say(line: str) -> None:
-            print(line, file=sys.stderr)
-
         source = Checkpoint.find(self.given.model, weights=True)
         dtype = known_dtype(self.given.dtype)
-        machine = Machine(join(self.given.device), dtype, say)
+        machine = Machine(join(self.given.device), dtype, log_line)
         return Subject(self.given.model, source, machine)
 
     def page(self, index: int) -> tuple[str, Haystack]:
         """A page; see `Pages.page`."""
         if index not in self._made:
-            self._made[index] = self.pages.page(index, self.base.tokenizer)
+            self._made[index] = self.pages.page(index, self.base.source.tokenizer)
         return self._made[index]
 
     def measure(self, case: Row) -> Row:
@@ -461,21 +442,14 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--keys", type=int, default=KEYS, help="questions of each kind and length"
     )
-    parser.add_argument(
-        "--lengths", help="e.g. 4k,8k,16k; default: L/4 and its doublings to the target"
-    )
     parser.add_argument("--device", help="default: a GPU, if there is one")
     parser.add_argument(
         "--dtype", help="default: that of the weights, on a CPU the faster one"
     )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print the cost of the missing pages, from config.json",
-    )
-    shown.add_argument(
-        "--table", action="store_true", help="print the tables of the file"
     )
 
 
@@ -502,13 +476,12 @@ def main(words: Sequence[str] | None = None) -> None:
     given = STUDY.command().parse_args(words)
     try:
         desk = desk_of(given)
-        if not given.table:
-            missing = desk.check(Rows(given.json, STUDY.name))
-            if given.dry_run:
-                left = cost(load_config(desk.config), desk.pages, missing)
-                print(costs_table([(desk.model, desk.pages, left)]))
-                return
-            STUDY.run(given)
+        missing = desk.check(Rows(given.json, STUDY.name))
+        if given.dry_run:
+            left = cost(load_config(desk.config), desk.pages, missing)
+            print(costs_table([(desk.model, desk.pages, left)]))
+            return
+        STUDY.run(given)
         held = Rows(given.json, STUDY.name).of(model=desk.model)
         print(all_tables(held, desk.pages.window, desk.pages.target))
     except RopepatchError as error:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ropepatch
-from ropepatch.extension.planning import Plan
 from ropepatch.training.forecast import sized
-from ropepatch.training.recipe import read_recipe
+from ropepatch.training.recipe import Recipe, read_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
@@ -40,33 +39,11 @@ def other_novels(out: Path) -> Iterator[Path]:
     shutil.rmtree(texts)
 
 
-def student(plan: Plan, out: Path) -> None:
-    """Write the checkpoint of a self-distillation on the other novels."""
-    with other_novels(out) as texts:
-        how: Any = {
-            "recipe": "distil",
-            "text": texts,
-            "reading": False,
-            "say": log_line,
-        }
-        ropepatch.train(plan.source.name, out, to=plan.target, **how)
-
-
-def short_student(plan: Plan, out: Path) -> None:
-    """Write the checkpoint of a short self-distillation on the other novels."""
-    with other_novels(out) as texts:
-        recipe, _ = sized(read_recipe("distil"), plan)
-        trainer = recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10}
-        watch = recipe.watch.model_copy(update={"target": False, "windows": 1})
-        recipe = recipe.model_copy(update={"trainer": trainer, "watch": watch})
-        how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
-        ropepatch.train(plan.source.name, out, to=plan.target, **how)
-
-
-MAKERS: dict[str, Callable[[Plan, Path], None]] = {
-    "student-novels": student,
-    "student-short": short_student,
-}
+def shortened(recipe: Recipe) -> Recipe:
+    """The recipe with fewer steps, for a CPU."""
+    trainer = recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10}
+    watch = recipe.watch.model_copy(update={"target": False, "windows": 1})
+    return recipe.model_copy(update={"trainer": trainer, "watch": watch})
 
 
 def main() -> None:
@@ -78,7 +55,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
-    MAKERS[given.out.stem](plan, given.out)
+    recipe: Any = "distil"
+    if given.out.stem == "student-short":
+        recipe = shortened(sized(read_recipe(recipe), plan)[0])
+    with other_novels(given.out) as texts:
+        how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
+        ropepatch.train(plan.source.name, given.out, to=plan.target, **how)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,17 @@ from ropepatch.gallery.explorer.content import content
 
 HERE = Path(__file__).parent
 SCRIPTS = (  # in the order of execution
-    *(
-        "rope.js",
-        "remappings.js",
-        "checkpoint.js",
-        "chart.js",
-        "drawings.js",
-        "live.js",
-    ),
-    *("state.js", "sections.js", "reading.js", "study.js", "page.js"),
+    "rope.js",
+    "remappings.js",
+    "checkpoint.js",
+    "chart.js",
+    "drawings.js",
+    "live.js",
+    "state.js",
+    "sections.js",
+    "reading.js",
+    "study.js",
+    "page.js",
 )
 
 
@@ -50,9 +52,8 @@ def explore(
         RopepatchError: If the file exists or cannot be written, or the model's RoPE cannot be extended.
     """
     file = absent(out)
-    text = page_text(
-        None if model is None else os.fspath(model), tiny=tiny, revision=revision
-    )
+    name = None if model is None else os.fspath(model)
+    text = _page(content(name, revision=revision), tiny)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file, new=True) as partial:
@@ -64,20 +65,13 @@ def explore(
     return file
 
 
-def page_text(
-    model: str | None = None, *, tiny: bool = True, revision: str | None = None
-) -> str:
-    """Return the page as text; the arguments are those of `explore`."""
-    return _assembled(content(model, revision=revision), _reading() if tiny else None)
+def _page(known: dict[str, Any], tiny: bool) -> str:
+    reading = None
+    if tiny:
+        # Imports transformers: seconds
+        from ropepatch.gallery.explorer.tiny import reading as read_tiny
 
-
-def _reading() -> dict[str, Any]:
-    from ropepatch.gallery.explorer.tiny import reading_once
-
-    return reading_once()
-
-
-def _assembled(known: dict[str, Any], reading: dict[str, Any] | None) -> str:
+        reading = read_tiny()
     version = importlib.metadata.version("ropepatch")
     parts = {
         "style": _static("explorer.css"),

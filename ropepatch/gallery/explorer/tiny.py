@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +22,13 @@ LENGTHS, DEPTHS = (256, 512, 1024), (0.1, 0.5, 0.9)  # of the prompts
 DRAWN = 20  # haystacks, from which the one with its key nearest to a depth is used
 
 
-class Quantised(NamedTuple):
-    """A matrix in int8: `values` [R, C] times one of `scales` [R, 1] per row."""
-
-    values: Tensor
-    scales: Tensor
-
-
-def quantised(weight: Tensor) -> Quantised:
-    """Quantise a matrix [R, C] to int8, with the largest value of each row at 127."""
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise a matrix [R, C] to int8 times a scale per row [R, 1], with its largest value at 127."""
     scales = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
-    return Quantised((weight / scales).round().to(torch.int8), scales)
+    return (weight / scales).round().to(torch.int8), scales
 
 
+@cache
 def reading() -> dict[str, Any]:
     """Return the JSON data to run tiny: shape, weights, story, prompts, vocabulary."""
     model, tokenizer = load("tiny", device="cpu")
@@ -68,12 +62,6 @@ def reading() -> dict[str, Any]:
     }
 
 
-@cache
-def reading_once() -> dict[str, Any]:
-    """Return `reading()`, computed once per process."""
-    return reading()
-
-
 def _packed(state: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], str]:
     """Return names and shapes, and in base64 the scales of all matrices, vectors, then int8 values."""
     scales, vectors, values, layout = [], [], [], []
@@ -84,9 +72,9 @@ def _packed(state: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], str]:
             vectors.append(weight.float())
             layout.append((name, len(weight), 0))
         else:
-            part = quantised(weight.float())
-            scales.append(part.scales.flatten())
-            values.append(part.values.flatten())
+            matrix, of_rows = quantised(weight.float())
+            scales.append(of_rows.flatten())
+            values.append(matrix.flatten())
             layout.append((name, *weight.shape))
     parts = [
         torch.cat([*scales, *vectors]).numpy().tobytes(),
@@ -103,14 +91,10 @@ def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
         )
     )
     for length, depth in product(LENGTHS, DEPTHS):
-        haystacks = [haystack for haystack in drawn if length in haystack.stops]
-        ends = [
-            haystack.asked[length][0].end / haystack.stops[length]
-            for haystack in haystacks
-        ]
-        haystack = haystacks[
-            min(range(DRAWN), key=lambda index: abs(ends[index] - depth))
-        ]
+        haystack = min(
+            drawn,
+            key=lambda one: abs(one.asked[length][0].end / one.stops[length] - depth),
+        )
         stop, (question,) = haystack.stops[length], haystack.asked[length]
         key = tokenizer.decode(question.answer).strip()
         needle = writer.follow(f" {PASSKEY.needle.replace('{key}', key)}")
