@@ -18,20 +18,12 @@ MEASURED = Path(__file__).with_name("measured.json")  # written by docs/tables.p
 BASE = 500_000.0  # of abf, as in Llama 2 Long
 
 
-def offered() -> list[str]:
-    """Return the methods that need only a factor, or a base."""
-    return [
-        name
+def methods() -> dict[str, dict[str, Any]]:
+    """Return the descriptions and defaults of the methods that need only a factor, or a base."""
+    return {
+        name: _described(kind) | {"composing": dict(kind.composing)}
         for name, kind in METHODS.items()
         if kind.required() in ([], ["rope_theta"])
-    ]
-
-
-def methods() -> dict[str, dict[str, Any]]:
-    """Return the descriptions and defaults of the offered methods."""
-    return {
-        name: _described(METHODS[name]) | {"composing": dict(METHODS[name].composing)}
-        for name in offered()
     }
 
 

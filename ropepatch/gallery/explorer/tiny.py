@@ -92,7 +92,7 @@ def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
     )
     for length, depth in product(LENGTHS, DEPTHS):
         haystack = min(
-            drawn,
+            (one for one in drawn if length in one.stops),
             key=lambda one: abs(one.asked[length][0].end / one.stops[length] - depth),
         )
         stop, (question,) = haystack.stops[length], haystack.asked[length]
