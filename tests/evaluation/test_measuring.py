@@ -384,10 +384,3 @@ def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_c
     )
     assert [0, *(row.at["end"] for row in ready.floor if "end" in row.at)] == edges
     assert all(math.isfinite(row.value) for row in ready.floor)
-
-
-def test_no_gain_is_measured_within_the_trained_context_whose_loss_always_is():
-    for result in of_tiny(PerplexityTask(windows=1, gain=True), to="1x"):
-        assert {row.measure for row in result.rows} == {"loss"}
-    for result in of_tiny(PerplexityTask(windows=1, lengths=("2x",))):
-        assert [row.at["length"] for row in result.of("loss", "length")] == [256, 512]

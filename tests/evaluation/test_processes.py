@@ -32,7 +32,6 @@ for protocol in PROTOCOLS:
         found[protocol_name(protocol)] = perplexity(model, None, tokens(*LENGTHS), **options).nll
     found["shares"].append(len(shapes))
 found["one batch"] = perplexity(model, None, tokens(9), split=True).nll
-found["stream"] = perplexity(model, None, iter(tokens(*LENGTHS)), tokens_per_batch=70, split=True).nll
 found["kept"] = perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept").nll
 with decoder_passes(model) as shapes:
     perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept")
@@ -89,7 +88,7 @@ def test_each_process_reads_its_share_and_returns_what_one_does_to_the_bit(
         for found in launched:
             assert len(found[protocol_name(protocol)]) == len(alone)
             assert all(map(torch.equal, found[protocol_name(protocol)], alone))
-    for name in ("one batch", "stream", "kept"):
+    for name in ("one batch", "kept"):
         first, second = (found[name] for found in launched)
         assert [len(nll) for nll in first] == (
             [8] if name == "one batch" else [n - 1 for n in LENGTHS]

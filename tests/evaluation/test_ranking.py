@@ -130,21 +130,6 @@ def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended)
     assert len(ranking.warnings) == 1
 
 
-@pytest.mark.parametrize(
-    ("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)]
-)
-def test_few_texts_and_few_prompts_give_a_warning(texts, haystacks, warned):
-    labels = {BASELINE: 9.0, "a": 1.0}
-    readings = [
-        read(label, [nats] * texts, [0.5] * texts) for label, nats in labels.items()
-    ]
-    ranking = ranked(
-        *readings, *(asked(label, -1.0, (haystacks, 0), haystacks) for label in labels)
-    )
-    assert len(ranking.warnings) == warned
-    assert all(": 4; with fewer than 5" in warning for warning in ranking.warnings)
-
-
 def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
     """By 0.2 nats, where haystacks differ by 2."""
     deep, gained = np.array([-1.0, -3.0, -2.0, -4.0]), np.array([0.9, 1.1, 1.05, 0.95])
