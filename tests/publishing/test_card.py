@@ -24,11 +24,13 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension.record import Record
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card.model import Extended
-from ropepatch.publishing.card.parts import address, bibtex, entries
 from ropepatch.publishing.card.writing import (
     MARKER,
+    address,
+    bibtex,
     board_scores,
     card_text,
+    entries,
     write_card,
 )
 from ropepatch.report.tables import EFFECTIVE, results_text
@@ -105,7 +107,7 @@ MADE = {
         TRAINED,
         TRAINED_WEIGHTS,
         "me/tiny-1k",
-        files=frozenset({"tokenizer.json", "training", "evaluation.html"}),
+        files=frozenset({"tokenizer_config.json", "training", "evaluation.html"}),
     ),
     "training-free": made(record("ntk", base={})),
     "scored": made(results=SCORED),
@@ -416,13 +418,13 @@ def test_the_boards_of_the_hub_get_the_scores_of_their_benchmarks_that_were_meas
     metrics = {("mmlu_pro", "exact_match (custom-extract)"): 0.40456}
     few = scoring("yarn", metrics | {("long_task", "acc"): 0.5}, method="yarn")
     whole = replace(few, parameters=few.parameters | {"limit": None})
-    ((name, text),) = board_scores(made(results=[whole]))
+    ((name, text),) = board_scores(made(results=[whole])).items()
     (entry,) = parse_eval_result_entries(yaml.safe_load(text))
-    assert name == "mmlu_pro.yaml"
+    assert name == "mmlu_pro"
     assert (entry.dataset_id, entry.task_id) == ("TIGER-Lab/MMLU-Pro", "mmlu_pro")
     assert entry.value == 40.46
-    assert not [*board_scores(made(results=[few]))]
-    assert not [*board_scores(MADE["trained"])]
+    assert not board_scores(made(results=[few]))
+    assert not board_scores(MADE["trained"])
 
 
 def test_licence_and_language_are_those_of_the_base_which_is_named_where_it_is_on_the_hub():
@@ -652,12 +654,12 @@ def test_a_card_and_its_figures_are_written_the_same_to_the_byte_again(
     files = write_card(copied, "me/tiny-1k")
     names = [str(file.relative_to(copied)) for file in files]
     assert names == [
-        "README.md",
         "evaluation/perplexity.png",
         "evaluation/retrieval.png",
+        "README.md",
     ]
     card = (copied / "README.md").read_text()
-    for file in files[1:]:
+    for file in files[:-1]:
         assert file.read_bytes().startswith(b"\x89PNG")
         assert re.search(rf"!\[[^\]]{{20,}}\]\(evaluation/{file.name}\)", card)
     assert ModelCard.load(copied / "README.md").data.library_name == "transformers"
@@ -695,11 +697,11 @@ def test_a_card_that_fails_leaves_everything_as_it_was(copied, monkeypatch):
     before = contents(copied)
     writing = import_module("ropepatch.publishing.card.writing")
 
-    def full(figure, kind):
+    def full(file):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patching:
-        patching.setattr(writing, "drawn", full)
+        patching.setattr(writing, "whole_file", full)
         with pytest.raises(
             RopepatchError, match=r"cannot write .*README\.md: No space left"
         ):

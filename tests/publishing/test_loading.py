@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 from checkpoint_folders import write_checkpoint
-from tiny_models import tiny_model
 
 from ropepatch.publishing.loading import call, load_adapter
 
@@ -48,14 +47,3 @@ def test_the_line_that_extend_prints_loads_the_folder_and_prints_its_length(
     ] == [str(tmp_path / name)]
     exec(code)
     assert capsys.readouterr().out == "128\n"
-
-
-def test_extend_warns_of_a_missing_tokenizer(tmp_path, run_here, capsys):
-    tiny_model("qwen3").save_pretrained(tmp_path / "source")
-    done = run_here(
-        "extend", tmp_path / "source", "--to", "128", "--out", tmp_path / "out"
-    )
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
-    exec(shlex.split(line)[-1])
-    assert capsys.readouterr().out == "128\n"
-    assert "warning: no tokenizer was copied" in done.stderr

@@ -31,8 +31,7 @@ from ropepatch.extension import record as records
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.precision import UNITS
-from ropepatch.publishing.card.parts import teaching
-from ropepatch.publishing.card.writing import write_card
+from ropepatch.publishing.card.writing import teaching, write_card
 from ropepatch.settings import RECIPES, find_shipped
 from ropepatch.training.recipe import Lora, read_recipe
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ropepatch.attention import REMAPPINGS
 from ropepatch.evaluation.comparisons import Comparison, comparisons
-from ropepatch.evaluation.results import Result, Row, Series, as_read
-from ropepatch.evaluation.tasks import TASKS
+from ropepatch.evaluation.results import Result, as_read
+from ropepatch.evaluation.tasks import TASKS, task_of
 from ropepatch.extension.record import Engine, Record
 from ropepatch.model.checkpoint import ADAPTER, CODE, HUB_ID
 from ropepatch.publishing.loading import call, load_adapter
@@ -36,13 +36,15 @@ class Evidence(NamedTuple):
     before: str | None  # the name of the base model's result, if there is one
     stem: str  # the name of its figure's file, without the suffix
 
-    def row(self, series: Series, length: int, name: str | None) -> Row | None:
-        """Return a result's row of a series at a length."""
-        return (
-            self.group.results[name].row(series.measure, **series.at(length))
-            if name is not None
-            else None
-        )
+    @property
+    def title(self) -> str:
+        """The title of the task."""
+        return task_of(self.group.task).title
+
+    @property
+    def figure(self) -> str:
+        """The path of its figure in the folder."""
+        return f"evaluation/{self.stem}.png"
 
 
 @dataclass(frozen=True)
