@@ -46,6 +46,7 @@ KEPT_AT_ANY_LENGTH = (
     "linear",
     "llama3",
     "yarn",
+    "proportional",
 )
 TABLES = (*FACTORS, FREQS)  # tensors of a GGUF file
 
@@ -82,7 +83,11 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     if isinstance(config, GgufModel):
         return _gguf_change(config, method, target)
     if (stated := config.tied_yarn) and not isinstance(method, YaRN):
-        raise _tied(config, method, stated)
+        raise RopepatchError(
+            f"{method.name} cannot extend {config.model_type}: YaRN's factor, {stated['factor']:g}, "
+            "also scales its softmax (mscale_all_dim)",
+            hint=f"use {argument('method', 'yarn')}, which replaces the factor",
+        )
     if isinstance(method, Scaling):
         return scaling_change(config, method, target)
     assert isinstance(method, Remapping)
@@ -95,14 +100,6 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     keys = remapping_keys(config, method, target)
     code = {CODE: remapping_code(config.model_type, config.site.path)}
     return replace(unscaled, keys={**unscaled.keys, **keys}, code=code)
-
-
-def _tied(config: Config, method: Method, yarn: Mapping[str, Any]) -> RopepatchError:
-    return RopepatchError(
-        f"{method.name} cannot extend {config.model_type}: YaRN's factor, {yarn['factor']:g}, "
-        "also scales its softmax (mscale_all_dim)",
-        hint=f"use {argument('method', 'yarn')}, which replaces the factor",
-    )
 
 
 # A scaling in config.json
@@ -239,11 +236,9 @@ def _proportional(
 ) -> Iterator[SavedRope]:
     """Yield `proportional` forms, which scale only the first pairs: one divisor, or another base."""
     frequencies = scaling.frequencies(rope)
-    if scaling.name in ("none", "linear"):
-        factor = current.get("factor", 1.0) * (
-            scaling.factor if scaling.name == "linear" else 1.0
-        )
-        yield current | ({"factor": factor} if factor != 1 else {}), frequencies
+    if scaling.name == "linear":
+        factor = current.get("factor", 1.0) * scaling.factor
+        yield current | {"factor": factor}, frequencies
     elif scaling.name == "ntk" and not rope.is_scaled:
         theta = ntk_theta(rope, scaling.factor)
         yield current | {"rope_theta": theta}, frequencies

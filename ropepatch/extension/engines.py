@@ -21,6 +21,7 @@ from ropepatch.model.architectures import (
     GGUF_FREQS,
     GGUF_OTHERWISE,
     NOT_KNOWN,
+    Found,
     found,
     gguf_architecture,
 )
@@ -166,7 +167,9 @@ HALVES: Row = "yes", "only for Llama-style (half-split) RoPE"
 
 
 def _transformers_5(rope: WrittenRope, switch: str) -> Iterator[Row]:
-    if rope.kind == "dynamic" or switches(rope.parameters):
+    if rope.kind == "dynamic":
+        yield STALE
+    if rope.kind == "longrope" and switches(rope.parameters):
         yield STALE
 
 
@@ -318,20 +321,22 @@ def engine_support(
         whole: The architecture of the whole model, if the language model is a part of it.
     """
     written = WrittenRope(parameters, rope, target, gguf_architecture(model_type))
-    whole = whole or model_type
+    whole, kind = whole or model_type, written.kind
+    others = VERSIONS.keys() - BY_ROPE_TYPE.keys()
+    tried = {name: found(name, whole, model_type, kind) for name in others}
     return [
         support(engine, written, BY_ROPE_TYPE[engine])
         if engine in BY_ROPE_TYPE
-        else _by_architecture(engine, written, whole, model_type)
+        else _by_architecture(engine, written, whole, model_type, tried[engine])
         for engine in VERSIONS
     ]
 
 
 def _by_architecture(
-    engine: str, rope: WrittenRope, whole: str, model_type: str
+    engine: str, rope: WrittenRope, whole: str, model_type: str, tried: Found
 ) -> Engine:
     """Return the support of an engine that may not treat an architecture like LLaMA."""
-    how, verdict = found(engine, whole, model_type, rope.kind)
+    how, verdict = tried
     if verdict == "right":
         row = support(engine, rope, how)
         probed = row.reads == "yes" and PROBED.get(engine) == model_type

@@ -17,7 +17,6 @@ from ropepatch.doctor.rules import THETA_KEYS, check_agreement, explained, plan_
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.extension.changes import Planned, Source
 from ropepatch.extension.engines import Engine, support_of
-from ropepatch.extension.serving import Serving, serving
 from ropepatch.extension.text import plan_text
 from ropepatch.files import is_gguf
 from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
@@ -60,10 +59,6 @@ class Plan(Planned):
     def engines(self) -> list[Engine]:
         """The engines' support of the extended model, and the evidence for it."""
         return support_of(self)
-
-    def serving(self, engine: str) -> Serving:
-        """Return how to serve the plan with vllm, sglang, llama.cpp, ollama or mlx-lm."""
-        return serving(self, engine)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data, as in `ropepatch.json` and `ropepatch plan --json`."""
@@ -155,18 +150,17 @@ def plan_method(
     to: Length | None,
 ) -> Plan:
     """Plan with a method, its name, or a scaling file; see `plan`."""
-    if isinstance(source, GgufModel):
-        return plan_by(source, *method_for(source, method, parameters, to))
     config = source.config
+    if isinstance(config, Config) and config.custom is None:
+        check_agreement(config)
     try:
-        if config.custom is None:
-            check_agreement(config)
         return plan_by(source, *method_for(source, method, parameters, to))
     except RopepatchError as error:
-        reason = explained(config) if error.__cause__ is not None else None
-        if reason is None:
+        if error.__cause__ is None or isinstance(config, GgufModel):
             raise
-        raise reason from error
+        if reason := explained(config):
+            raise reason from error
+        raise
 
 
 def method_for(
@@ -204,13 +198,12 @@ def method_for(
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Return the parameters of a YaRN with another factor, keeping those in its `rope_parameters`."""
-    kept = {
-        key: yarn[key] for key in ("beta_fast", "beta_slow", "truncate") if key in yarn
-    }
-    if not yarn.get("mscale"):
-        return kept
-    temperature = shared_temperature(factor, yarn["mscale"], yarn["mscale_all_dim"])
-    return kept | {"attention_factor": temperature}
+    names = "beta_fast", "beta_slow", "truncate"
+    kept = {key: yarn[key] for key in names if key in yarn}
+    if mscale := yarn.get("mscale"):
+        of_softmax = yarn["mscale_all_dim"]
+        kept["attention_factor"] = shared_temperature(factor, mscale, of_softmax)
+    return kept
 
 
 def plan_by(source: Source, method: Method, target: int) -> Plan:

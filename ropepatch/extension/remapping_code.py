@@ -114,15 +114,6 @@ def other_code(folder: Path, names: Iterable[str]) -> list[str]:
     return [GENERATE] * (GENERATE in names) + naming
 
 
-def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
-    """Raise if `other_code` finds a file in a source, whose config.json is rewritten."""
-    for name in other_code(folder, names):
-        raise RopepatchError(
-            f"{name} contains other code, which trust_remote_code=True would run as well",
-            hint="remove it (or its auto_map, if transformers has the class), or patch the model in memory",
-        )
-
-
 def remapped_layers(model: PreTrainedModel) -> list[int] | None:
     """Return the layers that a model's remapping applies to; None for all."""
     attentions: list[Any] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,6 @@ from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import Engine
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.scaling.rope import Method, bands
-from ropepatch.settings import shown
 
 WIDTH = 80  # columns of a printed plan
 
@@ -95,22 +95,31 @@ def changes_table(plan: Planned) -> Table:
 
     The older keys repeat rope_parameters and are only named.
     """
-    before, new = plan.before, plan.rope_parameters
-    old = plan.config.rope_parameters if new else {}
-    rows: list[tuple[str, ...]] = []
-    for key, value in plan.changes.items():
-        if key not in LEGACY_KEYS and key != "rope_parameters":
-            after = "absent" if value is None else _short(value)
-            rows.append((f"  {key}", _short(before.get(key, "absent")), f"-> {after}"))
-    for key in [*new, *(key for key in old if key not in new)]:
-        row = [f"  rope_parameters.{key}", _short(old.get(key, "absent"))]
-        if old.get(key) != new.get(key):
-            row.append(f"-> {_short(new.get(key, 'absent'))}")
-        rows.append(tuple(row))
+    cells = {
+        key: (plan.before.get(key), value)
+        for key, value in plan.changes.items()
+        if key not in LEGACY_KEYS and key != "rope_parameters"
+    }
+    if new := plan.rope_parameters:
+        old = plan.config.rope_parameters
+        for key in new | old:
+            cells[f"rope_parameters.{key}"] = old.get(key), new.get(key)
+    rows = [
+        (f"  {key}", _short(old), "" if old == new else f"-> {_short(new)}")
+        for key, (old, new) in cells.items()
+    ]
     if legacy := [key for key in plan.changes if key in LEGACY_KEYS]:
-        rows.append((f"  {', '.join(legacy)}", "(same values)"))
-    return columns(([printable(cell) for cell in row] for row in rows), whole=[0])
+        rows.append((f"  {', '.join(legacy)}", "(same values)", ""))
+    return columns((map(printable, row) for row in rows), whole=[0])
 
 
 def _short(value: Any) -> str:
-    return value if isinstance(value, str) else shown(value)
+    """Return JSON, with the inner numbers of long lists left out."""
+    if value is None:
+        return "absent"
+    if isinstance(value, list | tuple) and len(value) > 4:
+        first, last = _short(value[0]), _short(value[-1])
+        return f"[{first}, ... {last}] ({len(value)} numbers)"
+    if isinstance(value, float):
+        return f"{value:.6g}" if value % 1 else f"{value:.1f}"
+    return value if isinstance(value, str) else json.dumps(value)

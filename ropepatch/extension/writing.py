@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Record, Verdict, without_paths
 from ropepatch.extension.remapping_code import (
     check_holds_remapping,
-    check_no_other_code,
+    other_code,
 )
 from ropepatch.extension.verification import (
     check_memory,
@@ -177,36 +177,17 @@ def check(
     check_secrets(files)
     _check_weights(source)
     if plan.change.code:
-        check_no_other_code(source.folder, files)
+        for name in other_code(source.folder, files):
+            raise RopepatchError(
+                f"{name} contains other code, which trust_remote_code=True would run as well",
+                hint="remove it (or its auto_map, if transformers has the class), or patch the model in memory",
+            )
         check_memory(source)
     if not link:
         disk = next(above for above in folder.parents if above.is_dir())
         hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
         check_space("the copy", disk, source.weights.num_bytes, hint=hint)
     return copy
-
-
-def write_trained(
-    plan: Plan,
-    source: Checkpoint,
-    model: PreTrainedModel,
-    out: str | Path,
-    *,
-    record: Mapping[str, Any],
-    files: Mapping[str, Path],
-) -> Written:
-    """Write a trained, patched model, and verify it by reloading it with stock transformers.
-
-    Args:
-        plan: The plan that the model is patched with.
-        source: The checkpoint of the plan, with its weights.
-        model: The model, without adapters.
-        out: The new folder.
-        record: Further keys of the record.
-        files: Further files, by their paths in the folder.
-    """
-    carried = small_files(source.folder) | dict(files)
-    return Copy.of(plan, source, out, carried).write_trained(model, **record)
 
 
 def is_written(plan: Plan, folder: Path) -> bool:
@@ -347,16 +328,12 @@ def write_configuration(
         write_json(folder / GENERATION, generation)
 
 
-def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:
+def left_out(source: Checkpoint, carried: Collection[str]) -> list[str]:
     """Return the files of a checkpoint that are not copied, without hidden ones."""
-    names = {name.partition("/")[0] for name in carried} | WRITTEN
-    names |= {file.name for file in source.weights.files}
-    others = (
-        entry.name
-        for entry in source.folder.iterdir()
-        if not entry.name.startswith(".")
-    )
-    return tuple(sorted(set(others) - names))
+    carried = {name.partition("/")[0] for name in carried} | WRITTEN
+    carried |= {file.name for file in source.weights.files}
+    others = {entry.name for entry in source.folder.iterdir()} - carried
+    return sorted(name for name in others if not name.startswith("."))
 
 
 def tokenizer_of_copy(

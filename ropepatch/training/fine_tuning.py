@@ -17,11 +17,12 @@ from ropepatch.extension.patching import put
 from ropepatch.extension.record import Record, Training, without_paths
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import (
+    Copy,
     Written,
     copy_files,
     included_files,
     origin_of,
-    write_trained,
+    small_files,
 )
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint
@@ -222,9 +223,9 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         more["command"] = run.command
     files = included_files(run.source.folder, run.include) | _evidence(run)
     if recipe.save == "merged":
-        written = write_trained(
-            plan, run.source, model, run.out, record=more, files=files
-        )
+        carried = small_files(run.source.folder) | files
+        copy = Copy.of(plan, run.source, run.out, carried)
+        written = copy.write_trained(model, **more)
         return written.model
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +123,6 @@ def extend(
     link_weights: bool = False,
     reading: bool | None = None,
     include: Sequence[str] = (),
-    dry_run: bool = False,
     revision: str | None = None,
     command: str | None = None,
     say: Say = say_on_stderr,
@@ -151,7 +149,6 @@ def extend(
         reading: Write the fingerprint reading.json, with which `ropepatch probe` checks a server. Default:
             write it if that takes at most a minute or two.
         include: Also copy these files, such as examples/*.
-        dry_run: Print the plan, and write nothing.
         revision: The branch, tag or commit of a Hub id.
         command: The command line, for ropepatch.json.
         say: A function that takes lines of progress.
@@ -181,25 +178,23 @@ def extend(
             **parameters,
         )
     place = output_of(plan, out, None if isinstance(model, Plan) else method)
-    if isinstance(plan.source, GgufModel):
-        if link_weights or reading or include:
-            options = ", ".join(map(argument, ("link_weights", "reading", "include")))
-            raise RopepatchError(
-                f"{options} do not apply to a GGUF file",
-                hint="leave them out, or use the checkpoint that the file was converted from",
-            )
-        return _extend_gguf(plan, plan.source, place, dry_run, command, say, progress)
-    if dry_run:
-        checks: list[Callable[[], object]] = [
-            partial(_is_written, plan, place),
-            partial(check_place, place),
-            partial(_check, plan, place, link_weights, include),
-        ]
-        if reading:
-            checks.append(partial(check_fingerprint, plan))
-        return Extension(place, plan, obstacles=failures(checks))
+    for_folders = link_weights or reading or include
+    if for_folders and isinstance(plan.source, GgufModel):
+        options = ", ".join(map(argument, ("link_weights", "reading", "include")))
+        raise RopepatchError(
+            f"{options} do not apply to a GGUF file",
+            hint="leave them out, or use the checkpoint that the file was converted from",
+        )
     if not isinstance(model, Plan):
         say_warnings(plan, say)
+    more = {"command": command} if command else {}
+    if isinstance(plan.source, GgufModel):
+        with (
+            interruptible(say, lambda: "nothing is kept"),
+            progress(WEIGHTS) as advance,
+        ):
+            written = gguf_writing.write(plan, plan.source, place, advance)
+        return Extension(written.path, plan, written.record.to_dict() | more)
     processes, folder = join(), absolute(place)
     is_written = _is_written(plan, place)
     if isinstance(model, Plan):
@@ -224,35 +219,11 @@ def extend(
         else:
             copy = writing.check(plan, place, link=link_weights, include=include)
             say_left_out(copy.source, copy.files, say)
-            more = {"command": command} if command else {}
             with progress(WEIGHTS) as advance:
                 made = processes.write_once(
                     lambda: finish(copy.write(advance, link=link_weights, **more))
                 )
         return Extension(folder, plan, made)
-
-
-def _extend_gguf(
-    plan: Plan,
-    source: GgufModel,
-    place: Path,
-    dry_run: bool,
-    command: str | None,
-    say: Say,
-    progress: Progress,
-) -> Extension:
-    """Write a GGUF file with other RoPE parameters, or check that it can be written."""
-    if dry_run:
-        return Extension(
-            place,
-            plan,
-            obstacles=failures([partial(gguf_writing.check_place, source, place)]),
-        )
-    say_warnings(plan, say)
-    with interruptible(say, lambda: "nothing is kept"), progress(WEIGHTS) as advance:
-        written = gguf_writing.write(plan, source, place, advance)
-    record = written.record.to_dict() | ({"command": command} if command else {})
-    return Extension(written.path, plan, record)
 
 
 def output_of(
@@ -289,28 +260,12 @@ def say_warnings(plan: Plan, say: Say) -> None:
         say(f"warning: {warning}")
 
 
-def failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, ...]:
-    """The errors of several checks, each once."""
-    found: dict[str, RopepatchError] = {}
-    for check in checks:
-        try:
-            check()
-        except RopepatchError as error:
-            found.setdefault(str(error), error)
-    return tuple(found.values())
-
-
 def check_place(place: Path) -> None:
     """Refuse a folder that cannot be created, before hours of work."""
     # ~ of an unknown user, for which writing raises an error
     with suppress(RuntimeError):
         if not os.path.lexists(folder := place.expanduser()):
             check_writable(folder, f"choose another {argument('out')}")
-
-
-def is_here(plan: Plan) -> bool:
-    """Whether the weights of a model are on this machine; of a Hub id a dry run reads only config.json."""
-    return plan.source.name == "tiny" or Path(plan.source.name).is_dir()
 
 
 def check_carried(
@@ -344,22 +299,12 @@ def _is_written(plan: Plan, place: Path) -> bool:
     return False
 
 
-def _check(plan: Plan, place: Path, link_weights: bool, include: Sequence[str]) -> None:
-    """Raise the first error of writing a plan; of a Hub id, only config.json is here."""
-    writing.check_savable(plan)
-    if is_here(plan) and not absolute(place).exists():
-        writing.check(plan, place, link=link_weights, include=include)
-
-
 def _complete(
     plan: Plan, folder: Path, include: Sequence[str], say: Say
 ) -> writing.Written:
     """Add this call's files to a checkpoint from an earlier one, unless it has other weights."""
     source, record = plan.checkpoint(include), records.read(folder)
-    if (
-        record.weights != Checkpoint(folder).fingerprint
-        or record.weights != source.fingerprint
-    ):
+    if not record.weights == Checkpoint(folder).fingerprint == source.fingerprint:
         absent(folder)
     say(f"{from_here(folder)} is already written")
     writing.copy_files(check_carried(source, include, say), folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,6 @@ from ropepatch.verbs.extend import (
     check_carried,
     check_place,
     check_unchanged,
-    failures,
-    is_here,
     output_of,
     say_warnings,
 )
@@ -139,12 +137,12 @@ def train(
     if reading:
         checks.append(partial(_check_fingerprint, run))
     if dry_run:
-        if is_here(plan):
+        if _is_here(plan):
             checks += [run.check_out, partial(_check_source, run)]
         expected = None
         with suppress(RopepatchError):  # one of the obstacles
             expected = forecast(settings, plan, run.counted, run.processes.count)
-        return Extension(place, plan, forecast=expected, obstacles=failures(checks))
+        return Extension(place, plan, forecast=expected, obstacles=_failures(checks))
     for check in checks:
         check()
     with interruptible(say, lambda: _kept(run)):
@@ -187,6 +185,22 @@ def _check_fingerprint(run: Run) -> None:
             hint="leave it out",
         )
     check_fingerprint(run.plan)
+
+
+def _failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, ...]:
+    """The errors of several checks, each once."""
+    found: dict[str, RopepatchError] = {}
+    for check in checks:
+        try:
+            check()
+        except RopepatchError as error:
+            found.setdefault(str(error), error)
+    return tuple(found.values())
+
+
+def _is_here(plan: Plan) -> bool:
+    """Whether the weights of a model are on this machine; of a Hub id a dry run reads only config.json."""
+    return plan.source.name == "tiny" or Path(plan.source.name).is_dir()
 
 
 def _check_source(run: Run) -> None:

@@ -202,16 +202,6 @@ def test_quiet_prints_only_results_and_warnings(run_here):
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning"]
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_here):
-    done = run_here("extend", checkpoint, "--to", "256", "--dry-run", cwd=tmp_path)
-    planned = run_here("plan", checkpoint, "--to", "256").stdout
-    assert (
-        done.stdout
-        == f"{planned}\nto be written: {tmp_path / checkpoint.name}-yarn-256\n"
-    )
-    assert not list(tmp_path.iterdir())
-
-
 def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(
     checkpoint, run_here
 ):

@@ -42,28 +42,19 @@ RISING = tuple(1 + i / 16 for i in range(64))
 # Parameters that change how an engine supports a method.
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {"attention_factor": 1.0}),
-    ("yarn", {"attention_factor": 1.3}),
     ("yarn", {"attention_factor": 1.1387}),  # the usual one is 1.13863
-    ("yarn", {"truncate": False}),
     ("yarn", {"truncate": False, "attention_factor": 0.8}),
-    ("yarn", {"ramp": "rotations"}),
-    ("yarn", {"ramp": "wavelength", "attention_factor": 1.0}),
     ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
     ("yarn", {"factor": 2.0}),
     ("yarn", {"factor": 1.0, "attention_factor": 1.2}),
     ("linear", {"factor": 1.0}),
-    ("ntk-by-parts", {"beta": 16.0}),
-    ("p-rope", {"partial": 0.0}),
-    ("p-rope", {"partial": 0.5}),
     ("longrope", {"long_factor": RISING, "attention_factor": 1.0}),
-    ("longrope", {"long_factor": RISING, "attention_factor": 1.4}),
     (
         "longrope",
         {"long_factor": RISING, "attention_factor": 1.0802},
     ),  # the derived one is 1.08012
     ("longrope", {"long_factor": RISING, "factor": 2.0}),
     ("custom", {"divisors": RISING, "attention_factor": 1.2}),
-    ("resonance", {"over": "linear"}),
     ("dynamic", {"form": "transformers"}),
     ("dynamic", {"form": "transformers", "factor": 2.0}),
     (
@@ -437,33 +428,6 @@ def test_the_plan_agrees_with_probed_servers():
             for line in planned(surveyed("llama-2"), name).engines
         }
         assert (probed[name] == RIGHT) == (reads["vLLM"] == "yes"), name
-
-
-def test_support_that_was_not_probed_is_not_called_probed():
-    stated = {
-        name: planned(surveyed("llama-2"), name).engines for name in ("yarn", "dynamic")
-    }
-    shown = {
-        name: {line.engine: line.how for line in lines}
-        for name, lines in stated.items()
-    }
-    assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")
-    assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
-    of_map = {
-        line.engine: line.how
-        for line in ropepatch.plan("tiny", to="4x", method="rerope").engines
-    }
-    assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}
-
-
-def test_an_original_length_that_is_no_number_is_not_used():
-    parameters = {
-        "rope_type": "linear",
-        "factor": 4.0,
-        "original_max_position_embeddings": {"0": 16},
-    }
-    rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 256, "llama")
-    assert (rope.window, rope.reach) == (64, 256)
 
 
 @pytest.mark.parametrize(

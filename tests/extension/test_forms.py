@@ -11,7 +11,6 @@ from stock_ropes import stock_table
 from transformers import LlamaConfig
 
 import ropepatch
-from ropepatch.extension.changes import saved_ropes
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -121,24 +120,6 @@ def test_a_scaled_model_is_saved_as_longrope_without_the_keys_of_its_scaling(nam
     assert a == pytest.approx(1.1386294361 * (1.1386294361 if name == "yarn" else 1.0))
 
 
-@pytest.mark.parametrize("to", [1, 100, 4096])
-@pytest.mark.parametrize(
-    "a", [1.0, math.sqrt(1 + math.log(100 / 4096) / math.log(4096))]
-)
-def test_no_attention_factor_is_derived_within_the_original_context_length(to, a):
-    """The second value is the result of the formula at 100 tokens."""
-    scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
-    default = {"rope_type": "default", "rope_theta": 1e4}
-    forms = list(saved_ropes(scaling, LLAMA_2, default, to))
-    assert forms
-    for parameters, frequencies in forms:
-        assert parameters["original_max_position_embeddings"] == to
-        assert parameters.get("long_mscale", 1.0) == a
-        stock = stock_table(parameters, LLAMA_2, reach=max(to, 2))
-        assert torch.equal(stock.inv_freq, frequencies.inv_freq)
-        assert stock.attention_factor == frequencies.attention_factor
-
-
 # The attention factor of YaRN for engines that use mscale and mscale_all_dim instead.
 
 
@@ -168,36 +149,3 @@ def test_a_pair_that_does_not_rotate_is_divided_by_1e30():
     rope = Rope(128, 1e10, 4096)  # where 1e30 times the power overflows
     saved = planned(make_scaling("p-rope", factor=4, partial=0.5), rope).rope_parameters
     assert stock_table(saved, rope, reach=16384).inv_freq[32:].max() < 1e-35
-
-
-def test_the_native_parameters_are_the_documented_ones():
-    def saved(name: str, **parameters: Any) -> dict[str, Any]:
-        return planned(make_scaling(name, factor=4, **parameters)).rope_parameters
-
-    theta, scaled = (
-        {"rope_theta": 1e4},
-        {"factor": 4.0, "original_max_position_embeddings": 4096},
-    )
-    assert saved("none") == {"rope_type": "default"} | theta
-    assert saved("linear") == {"rope_type": "linear", "factor": 4.0} | theta
-    assert saved("ntk") == {
-        "rope_type": "default",
-        "rope_theta": pytest.approx(40889.9424),
-    }
-    assert saved("ntk-by-parts") == (
-        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 32.0}
-        | scaled
-        | theta
-    )
-    yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0} | scaled | theta
-    assert saved("yarn") == yarn | {
-        "attention_factor": pytest.approx(1.138629436111989)
-    }
-    none = {"attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
-    assert saved("yarn", truncate=False, attention_factor=1) == yarn | none | {
-        "truncate": False
-    }
-    assert (
-        saved("dynamic", form="transformers")
-        == {"rope_type": "dynamic", "factor": 4.0} | theta
-    )

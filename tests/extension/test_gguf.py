@@ -217,11 +217,7 @@ def test_a_scaled_file_is_scaled_on_top(tmp_path):
             "ties its softmax scale",
         ),
         ("llama", {"context_length": "long"}, {}, "must be of type int, got 'long'"),
-        ("llama", {"context_length": [1, 2]}, {}, "must be of type int, got None"),
-        ("llama", {"rope.freq_base": float("nan")}, {}, "freq_base nan"),
         ("llama", {"rope.scaling.type": "su"}, {}, "scales RoPE by su"),
-        ("llama", {"rope.scaling.factor": -4.0}, {}, "with factor -4"),
-        ("llama", {"rope.dimension_count": 7}, {}, "7 dimensions rotate"),
     ],
 )
 def test_unsupported_scalings_and_invalid_files_raise_one_line_errors(
@@ -324,14 +320,5 @@ def test_a_plan_of_a_changed_file_is_rejected(tmp_path):
     write_gguf(tmp_path / "a.gguf", **{"rope.freq_base": 5e5})
     with pytest.raises(RopepatchError, match="changed since it was planned"):
         ropepatch.extend(plan, tmp_path / "b.gguf")
-
-
-def test_a_dry_run_reports_errors_and_writes_nothing(tmp_path):
-    source = write_gguf(tmp_path / "a.gguf", "qwen3")
-    dry = ropepatch.extend(source, tmp_path / "b.gguf", to="4x", dry_run=True)
-    assert "qwen3.rope.scaling.type" in dry.outcome()
-    assert dry.to_dict()["config_changes"]["qwen3.rope.scaling.type"] == "yarn"
-    assert not dry.obstacles
-    stopped = ropepatch.extend(source, source, to="4x", dry_run=True)
-    assert "already exists" in str(stopped.obstacles[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+    with pytest.raises(RopepatchError, match="already exists"):
+        ropepatch.extend(plan, tmp_path / "a.gguf")

@@ -105,18 +105,6 @@ def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(
         assert plan_of_record(record, found).to_dict() == plan.to_dict()
 
 
-def test_an_original_length_equal_to_config_json_changes_nothing(source):
-    for same in (STATED, "1x"):
-        given = ropepatch.plan(source, to=TARGET, original=same).to_dict()
-        assert given == ropepatch.plan(source, to=TARGET).to_dict()
-        assert "original" not in given
-    share, tokens = (
-        ropepatch.plan(source, to=TARGET, original=original).to_dict()
-        for original in ("0.8x", TRAINED)
-    )
-    assert share == tokens
-
-
 def test_measurements_use_the_given_original_length():
     quick = {"to": "2x", "original": "0.5x", "say": lambda line: None}
     scaled = [

@@ -103,14 +103,6 @@ def test_the_factor_of_a_method_gives_its_target(model):
     assert ropepatch.plan(model, "2x").target == 128
 
 
-def test_an_absent_config_value_is_absent_after_removal(ids):
-    model = tiny_model("mixtral")
-    model.config.head_dim = None
-    with ropepatch.patch(model, ropepatch.plan(model, to=256)):
-        assert model.config.head_dim == 16
-    assert model.config.head_dim is None
-
-
 def test_a_patch_shows_in_print_and_in_active(model):
     handle = ropepatch.patch(model, plan_for(model))
     assert "ScaledRope(yarn, 64 -> 256 tokens, factor=4" in str(model)

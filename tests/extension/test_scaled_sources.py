@@ -105,18 +105,6 @@ def test_only_the_long_list_of_a_switching_longrope_is_scaled(tmp_path, method):
     assert torch.equal(logits(model, TARGET), before)
 
 
-def test_training_rejects_frequencies_that_switch_lists(tmp_path):
-    own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
-    tiny_model("phi3", rope_parameters=SWITCHING, **own).save_pretrained(
-        tmp_path / "source"
-    )
-    with pytest.raises(RopepatchError, match="follows the length") as refused:
-        ropepatch.train(
-            tmp_path / "source", out=tmp_path / "out", to=TARGET, recipe="tiny"
-        )
-    assert "its long_factor for short_factor" in refused.value.hint
-
-
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,

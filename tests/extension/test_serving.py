@@ -14,7 +14,7 @@ from checkpoint_folders import edit_json
 from engine_rules import RULES, by_yarn, plain, yarn
 from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
-from methods import applied, example
+from methods import applied
 from scaling_files import write_scaling
 
 import ropepatch
@@ -22,7 +22,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, Serving, serving
 from ropepatch.files import json_text
-from ropepatch.scaling import METHODS
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
@@ -119,42 +118,14 @@ MODELS = {
     "scaled llama": {"model_type": "llama", "rope_scaling": LLAMA_3},
 }
 TARGET = 1024
-OTHER: dict[str, Any] = {  # another value of each parameter
-    "alpha": 2.0,
-    "attention_factor": 1.5,
-    "beta": 16.0,
-    "beta_fast": 16.0,
-    "beta_slow": 2.0,
-    "cutoff": 3.0,
-    "form": "transformers",
-    "hard": True,
-    "interpolate": True,
-    "over": "linear",
-    "pairs": 3,
-    "partial": 0.5,
-    "power": 0.2,
-    "ramp": "rotations",
-    "truncate": False,
-}
 
 
-def options_of(method: str) -> list[dict[str, Any]]:
-    """The parameters of a method that it needs, and these with another value of each further one."""
-    needed = {
-        key: getattr(example(method, DIM // 2), key)
-        for key in METHODS[method].required()
-    }
-    further = METHODS[method].defaults().keys() - needed.keys() - {"rope_theta"}
-    others = [{key: OTHER[key]} for key in sorted(further)]
-    return [needed | other for other in ({}, *others, {"factor": 3.0})]
-
-
-ASKED = [
-    *(
-        ("llama", {"method": name} | given)
-        for name in METHODS
-        for given in options_of(name)
-    ),
+FACTORS = tuple(1 + i / 8 for i in range(DIM // 2))
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"method": "yarn", "truncate": False, "beta_fast": 16.0}),
+    ("llama", {"method": "yarn", "attention_factor": 1.5, "factor": 3.0}),
+    ("llama", {"method": "resonance", "over": "linear"}),
+    ("llama", {"method": "custom", "divisors": FACTORS}),
     ("qwen3", {"method": "ntk", "original": WINDOW}),
     ("scaled llama", {"method": "linear"}),
 ]
@@ -205,9 +176,9 @@ def data(plan: Plan) -> Any:
 
 def made_by(served: Serving, place: Path, run_here: Any) -> Any:
     """The plan that the first printed command makes."""
-    words = shlex.split(served.commands[0])
-    assert words[:2] == ["ropepatch", "extend"]
-    return json.loads(run_here(*words[1:], "--dry-run", "--json", cwd=place).stdout)
+    program, verb, *words, out, _ = shlex.split(served.commands[0])
+    assert (program, verb, out) == ("ropepatch", "extend", "--out")
+    return json.loads(run_here("plan", *words, "--json", cwd=place).stdout)
 
 
 def test_the_command_for_a_hub_model_names_its_commit(
