@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, RLock
+from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -100,10 +100,10 @@ class Fault:
     """A fault for requests of a method, empty for any, whose path contains a part.
 
     Args:
-        how: A status to answer with; `cut`: the connection closes half-way through the request; `hang`: no
-            answer until the server stops; `lost`: the request is executed, but the connection closes before
-            the answer; `torn`: within the answer; any other text is an answer with status 200. Or a function
-            that is called just before the request is served.
+        how: A status to answer with; `cut`: the connection closes half-way through the request; `lost`: the
+            request is executed, but the connection closes before the answer; `torn`: within the answer; any
+            other text is an answer with status 200. Or a function that is called just before the request is
+            served.
         first: The first matching request that fails, counted from 1.
         times: The number of requests that fail; None for all from then on.
     """
@@ -150,7 +150,6 @@ class Hub:
         self.tokens: set[str | None] = set()
         self.requests: list[tuple[str, str]] = []  # method and path of every request
         self.arrived: list[str] = []  # sha256 of every LFS file that arrived completely
-        self.released = Event()
         self.lock = RLock()
         if name is not None and folder is not None:
             found = [path for path in folder.rglob("*") if path.is_file()]
@@ -222,9 +221,9 @@ class Hub:
                 None,
             )
         how = fault.how if fault else None
-        if how in ("cut", "hang"):
+        if how == "cut":
             request.body(request.length // 2)
-            return self.released.wait() and None if how == "hang" else None
+            return None
         body = request.body()
         if fault and isinstance(how, int):
             content = json.dumps(
@@ -548,7 +547,4 @@ def speak_to(
 def serving(hub: Hub) -> Iterator[Hub]:
     """Serve the Hub at `hub.url` on this machine within the block."""
     with listening.serving(hub.answer) as hub.url:
-        try:
-            yield hub
-        finally:
-            hub.released.set()
+        yield hub
