@@ -156,11 +156,8 @@ def _trained(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunReco
     with explaining_disk("the trained weights", trained), no_progress_bars():
         trainer.save_model(str(trained))
     run.processes.wait()
-    device = f"CPU, {torch.get_num_threads()} threads"
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    done = {"history": history(trainer.state.log_history), "device": device}
-    record = record.model_copy(update=done)
+    rows = history(trainer.state.log_history)
+    record = record.model_copy(update={"history": rows})
     if run.processes.first:
         with explaining_disk("the trained weights", trained):
             if recipe.lora is None:
@@ -195,7 +192,6 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
     A checkpoint is verified; returns the reloaded model, if it was reloaded.
     """
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
-    run.say("saving")
     model: Any = merged_model(run, trained)
     dtype = model.dtype
     with run.progress("trained model, short context") as advance:
@@ -203,6 +199,9 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         now = short_context_loss(run, supply.pieces, on_device, advance, split=False)
     model.to(dtype).cpu()
     limit = recipe.watch.max_short_loss_increase
+    device = f"CPU, {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
     assert record.decisive is not None
     training = Training(
         recipe=recipe.to_dict(),
@@ -212,7 +211,7 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         taught=supply.taught,
         processes=run.processes.count,
         precision={"dtype": record.precision},
-        device=record.device,
+        device=device,
         short_context=short_context_check(Mean.of(record.base), now, limit),
     )
     more = {

@@ -36,7 +36,6 @@ from ropepatch.files import (
     whole_file,
     write_json,
 )
-from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
 from ropepatch.model.precision import fastest
 from ropepatch.processes import Processes, join, on_cpu
@@ -74,14 +73,12 @@ class RunRecord(Part):
         decisive: The settings that decide the weights; None until the run has begun.
         base: The base model's loss on each held-out text within the original length: nats and tokens.
         history: A row for each step with a loss or an evaluation; empty until all steps are done.
-        device: The device of the last call.
     """
 
     precision: Text
     decisive: Keys | None = None
     base: list[list[Number]] = Field(default_factory=list)
     history: list[Keys] = Field(default_factory=list)
-    device: Text | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,14 +134,6 @@ class Run:
     def trained(self) -> int:
         """The original context length, in tokens."""
         return self.plan.source.config.window
-
-    @property
-    def first_token(self) -> int | None:
-        """The token at the start of every sequence, if the model's family needs it."""
-        if self.plan.config.model_type not in BOS_IN_EACH_WINDOW:
-            return None
-        token: int | None = self.source.tokenizer.bos_token_id
-        return token
 
     def check(self) -> None:
         """Raise `RopepatchError` for all that is wrong before a weight is loaded."""
@@ -267,8 +256,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run, or None; remove a partial one."""
     remove(folder / PARTIAL)
-    complete = checkpoints(folder)
-    return complete[-1] if complete else None
+    return next(reversed(checkpoints(folder)), None)
 
 
 # What is checked before a weight is loaded

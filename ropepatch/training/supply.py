@@ -13,6 +13,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.tokens import TokenStore, default_cache, tokenised, tokenizer_digest
 from ropepatch.evaluation.exam import answerable
 from ropepatch.files import read_json, whole_file, write_json
+from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.precision import fastest, placed
 from ropepatch.settings import key_of, seed_of
 from ropepatch.training.recipe import QUESTIONS, SELF
@@ -55,7 +56,9 @@ def read_supply(run: Run) -> Supply:
     Held out are `watch.text`, else the beginning of the first text, else stories of the bundled checkpoint.
     """
     recipe, watch, notes = run.recipe, run.recipe.watch, list[str]()
-    tokenizer, first = run.source.tokenizer, run.first_token
+    tokenizer, first = run.source.tokenizer, None
+    if run.plan.config.model_type in BOS_IN_EACH_WINDOW:
+        first = tokenizer.bos_token_id
     schedule = Schedule.of(
         recipe.data,
         trained=run.trained,

@@ -213,9 +213,6 @@ def _check_source(run: Run) -> None:
 
 
 def _kept(run: Run) -> str:
-    """What an interrupted call leaves: its checkpoint, or those of the training."""
-    if run.out.exists():
-        return f"{run.out} is written; the same command resumes"
-    if not run.folder.is_dir():
-        return "nothing is kept; the same command starts again"
-    return f"{run.folder} keeps what is done; the same command resumes from it"
+    """What an interrupted call leaves: its checkpoint, or the folder of the run."""
+    kept = [str(place) for place in (run.out, run.folder) if place.exists()]
+    return f"{' and '.join(kept) or 'nothing'} is kept; the same command resumes"

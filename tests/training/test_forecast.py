@@ -13,12 +13,10 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.cost import cache_bytes, forward_bytes, forward_operations
 from ropepatch.processes import Processes
-from ropepatch.training import forecast as module
 from ropepatch.training.adapter import Weights, trainable
-from ropepatch.training.forecast import forecast, training_bytes, training_cost
-from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
+from ropepatch.training.forecast import forecast
+from ropepatch.training.recipe import Data, Generated, Lora
 from ropepatch.training.run import Run, check_trainable
 from ropepatch.training.supply import read_supply
 
@@ -51,39 +49,6 @@ def test_the_weights_of_a_model_and_its_adapter_are_counted():
     assert made.linear == 6 * (4 * 128 * 128 + 3 * 128 * 352)
 
 
-# Memory
-
-
-def needed(config, dtype="bfloat16", **changes):
-    recipe = small_recipe(**changes)
-    return training_bytes(
-        recipe, config, Weights.of(blueprint(config), recipe.lora), dtype, 4096, 8192
-    )
-
-
-def test_memory_is_the_sum_of_what_each_weight_takes():
-    config = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True, dtype="bfloat16")
-    base, linear, trained = 1_336_960, 1_204_224, 6 * 4 * 4 * (128 + 128) + 13 * 128
-    evaluation = forward_bytes(config, 8192, 2)
-    lora = needed(config, lora=Lora(r=4))
-    assert lora == 2 * base + 16 * trained + evaluation
-    assert lora - needed(config, lora=Lora(r=4), quantization="4bit") == pytest.approx(
-        linear * (2 - 0.516)
-    )
-    full = needed(config, lora=None, watch=Watch(target=False))
-    assert full == 18 * base + forward_bytes(
-        config, 4096, 2
-    )  # with autocast's copies, and an evaluation
-    stored = LlamaConfig(**LLAMA_SIZES, tie_word_embeddings=True, dtype="float32")
-    assert (
-        needed(stored, lora=Lora(r=4)) == lora + 2 * base
-    )  # frozen weights are loaded as stored
-    passkeys = needed(config, lora=Lora(r=4), watch=Watch(passkey_trials=1))
-    assert passkeys - lora == cache_bytes(config, 8192)
-    near = needed(config, lora=Lora(r=4), watch=Watch(target=False))
-    assert near == lora - evaluation + forward_bytes(config, 4096, 2)
-
-
 # Forecasts
 
 
@@ -92,29 +57,6 @@ def test_a_forecast_counts_every_token_of_all_processes_once(tmp_path):
     cost = forecast(run.recipe, PLAN, run.counted, 2).cost
     assert cost.tokens == read_supply(run).tokens
     assert cost.steps == 6
-
-
-def test_hours_are_the_operations_of_all_passes_by_those_of_an_hour(monkeypatch):
-    counted, lengths = (
-        Weights(10**6, 10**6, 10**5),
-        {"windows": (64, 128), "tokens_per_batch": 256},
-    )
-    data = Data(sources=(Generated(generated="tales"),), **lengths)
-    config = PLAN.config.whole
-    monkeypatch.setitem(module.HOUR, "cuda", 1e12)
-
-    def hours(**changes):
-        recipe = small_recipe(data=data, **changes)
-        return training_cost(
-            recipe, config, counted, dtype="bfloat16", window=256, target=512
-        ).hours
-
-    rows = 3 * (
-        4 * forward_operations(config, 10**6, 64)
-        + 2 * forward_operations(config, 10**6, 128)
-    )
-    assert hours() == pytest.approx(3 * rows / 1e12)
-    assert hours(distil=Distil()) == hours(lora=None) == pytest.approx(4 * rows / 1e12)
 
 
 # Errors before anything is loaded

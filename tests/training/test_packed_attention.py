@@ -106,13 +106,6 @@ def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_
             ).abs().max() > 0.1
 
 
-def test_attention_dropout_stays_in_force():
-    model = build("mistral", attention_dropout=0.5).train()
-    with packed_attention(model), torch.no_grad():
-        first, second = (model(tokens(), **segments([12, 24])).logits for _ in range(2))
-    assert (first - second).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_crossing_segments(
     family,

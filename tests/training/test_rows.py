@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -166,15 +166,6 @@ def test_each_sequence_begins_with_bos_where_a_family_needs_it():
     assert all(row.labels.tolist() == [-100, *row.ids[1:].tolist()] for row in found)
 
 
-# generated rows
-
-
-def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
-    with pytest.raises(RopepatchError, match="unknown material 'tale'") as caught:
-        GeneratedRows("tale", tiny[1], 0)
-    assert caught.value.hint == "did you mean tales?"
-
-
 # which rows
 
 
@@ -212,9 +203,9 @@ def test_sources_are_drawn_by_their_weights():
     schedule = Schedule.of(data, trained=8, steps=500, per_step=1, seed=0)
     counts = torch.bincount(schedule.sources, minlength=4) / 50_000
     assert counts.tolist() == pytest.approx([0.1, 0.3, 0.0001, 0.6], abs=0.01)
-    assert (
-        schedule.sources[:-1] == schedule.sources[1:]
-    ).double().mean() < 0.6  # drawn row by row
+    other = Schedule.of(data, trained=8, steps=500, per_step=1, seed=1)
+    for one in (schedule.sources[1:], other.sources[:-1]):  # drawn row by row
+        assert (schedule.sources[:-1] == one).double().mean() < 0.6
 
 
 @pytest.mark.parametrize(("window", "room"), [(9, 8), (1, 8), ("2x", 15)])
@@ -246,44 +237,31 @@ def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
         2.0, 1.0, 1.0, windows=(8, 16, 5), tokens_per_batch=33, boundaries=boundaries
     )
     batches = batches_of(data, streams, positions, per_step=3, seed=11)
-    schedule = Schedule.of(data, trained=8, steps=6, per_step=3, seed=11)
+    schedule = batches.schedule
     assert len(batches) == 18
-    row = 0
     for item in range(18):
-        rows = []
-        for _ in range(33 // (8, 16, 5)[item // 3 % 3]):
-            stream, window = (
-                streams[int(schedule.sources[row])],
-                int(schedule.windows[row]),
-            )
-            rows.append(stream.row(int(schedule.indices[row]), window))
-            row += 1
-        parts = [
-            part
-            for one in rows
-            for part in (one.lengths if boundaries else [len(one.ids)])
-        ]
-        ends = [sum(parts[:count]) for count in range(len(parts) + 1)]
+        first, last = schedule.begins[item : item + 2].tolist()
+        rows, parts = [], []
+        for number in range(first, last):
+            stream = streams[int(schedule.sources[number])]
+            window = int(schedule.windows[number])
+            rows.append(stream.row(int(schedule.indices[number]), window))
+            parts += rows[-1].lengths if boundaries else [window]
+        ends = [0, *accumulate(parts)]
         batch, ids = batches[item], torch.cat([one.ids for one in rows])
         labels = ids.clone()
         labels[ends[:-1]] = -100
         assert torch.equal(batch["input_ids"][0], ids)
         assert torch.equal(batch["labels"][0], labels)
+        assert not batch["answers"].any()
         for side in "qk":
             assert batch[f"cu_seq_lens_{side}"].tolist() == ends
-            assert batch[f"cu_seq_lens_{side}"].dtype == torch.int32
             assert batch[f"max_length_{side}"] == max(parts)
         for segment in batch["position_ids"][0].split(parts):
             assert bool((segment.diff() > 0).all())
             assert int(segment[-1]) < 64
-            assert positions.name == "pose" or segment.tolist() == list(
-                range(len(segment))
-            )
-        assert {
-            batch[key].dtype for key in ("input_ids", "labels", "position_ids")
-        } == {torch.int64}
-        assert len(batch) == 8
-        assert not batch["answers"].any()
+            if positions.name == "true-length":
+                assert segment.tolist() == list(range(len(segment)))
 
 
 def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny):
@@ -323,13 +301,3 @@ def test_a_window_that_a_source_has_no_room_for_is_refused():
         match="source 1 has 15 tokens to train on, too few for a training sequence of 16",
     ):
         batches_of(data_of(1.0, 1.0, windows=(8, 16)), streams)
-
-
-def test_the_digest_of_a_stream_names_its_text_its_beginning_and_its_order():
-    cases = [(100, 0, 0), (101, 0, 0), (100, 1, 0), (100, 0, 1)]
-    digests = [
-        TokenRows(store_of([tokens], "a"), begin, seed).digest
-        for tokens, begin, seed in cases * 2
-    ]
-    assert len(set(digests)) == len(cases)
-    assert digests[: len(cases)] == digests[len(cases) :]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from loss_models import shift_model
-from run_recipes import fine_tune, history_of, small_recipe
+from run_recipes import small_recipe
 
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -37,19 +37,6 @@ def test_token_frequencies_match_the_models_probabilities_at_the_temperature():
     expected = expected ** (1 / 0.8)
     found = torch.bincount(steps, minlength=20) / len(steps)
     torch.testing.assert_close(found, expected / expected.sum(), rtol=0.02, atol=0.005)
-
-
-def test_the_kv_cache_does_not_change_the_sampled_text(tiny):
-    model, tokenizer = tiny
-    ids, draw = torch.full((4, 1), tokenizer.bos_token_id), draws(5)
-    with torch.no_grad():
-        while ids.shape[1] < 24:
-            p = model(ids, use_cache=False).logits[:, -1].div(0.8).softmax(-1)
-            ids = torch.cat([ids, p.multinomial(1, generator=draw)], 1)
-    documents = generated(model, tokenizer, 24, draws(5), 4)
-    assert len(documents) == 4
-    for row, document in zip(ids, documents, strict=True):
-        assert row.tolist() == document.tolist()
 
 
 @pytest.mark.parametrize(
@@ -155,23 +142,3 @@ def test_a_training_reads_self_generated_text_three_times(
     assert supply.notes == [
         f"self-generated text: 12 documents, {supply.tokens // 3 + held_out} tokens"
     ]
-
-
-@pytest.mark.slow
-def test_training_and_evaluation_use_self_generated_text_from_the_cache(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    plan = ropepatch.plan("tiny", to=512, method="yarn")
-    lines = []
-    folder = fine_tune(plan, own_text(), tmp_path / "out", say=lines.append).path
-    measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
-    assert [0.3 < loss < 6 for loss in measured] == [True, True]
-    assert not any("target_loss" in row for row in history_of(folder)), (
-        "its documents end at L"
-    )
-    again = fine_tune(plan, own_text(), tmp_path / "again", say=lines.append).path
-    assert history_of(again) == history_of(folder)
-    assert (
-        len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1
-    )

@@ -37,7 +37,7 @@ TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
             fine_tuning,
             "LongContextTrainer",
             0,
-            "out.run keeps what is done; the same command resumes from it",
+            "out.run is kept; the same command resumes",
         ),
         (
             [*EVAL, "--out", "out"],
