@@ -8,6 +8,7 @@ from loss_models import build, tokens
 from run_recipes import small_recipe
 from torch import Tensor, nn
 
+import ropepatch
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
