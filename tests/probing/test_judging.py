@@ -223,6 +223,12 @@ def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(checkpoint):
     assert judge(reading, mixed).verdict == UNDECIDED
 
 
+def test_a_rival_that_is_nearer_at_most_positions_is_not_beaten():
+    best, rival = (0.02,) * 48, (*(0.0,) * 44, *(1.0,) * 4)
+    assert not _beats(best, rival)
+    assert _beats((0.0,) * 48, rival[::-1][:12] + (0.02,) * 36)
+
+
 def test_the_divergence_equals_kullback_leibler_if_all_tokens_are_listed():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     tops = [dict(enumerate(values.log().tolist())) for values in (p, q)]
