@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch.extension import writing
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.probing.judging import OTHER_MODEL, UNDECIDED, divergence, judge
+from ropepatch.probing.judging import (
+    OTHER_MODEL,
+    UNDECIDED,
+    _beats,
+    divergence,
+    judge,
+)
 from ropepatch.probing.making import make_reading
 from ropepatch.probing.reading import (
     DOUBLED,
