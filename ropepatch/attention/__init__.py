@@ -4,8 +4,6 @@
 published ones, and `remapped.remap_positions` applies one to a loaded model.
 """
 
-from __future__ import annotations
-
 from ropepatch.attention.remappings import (
     REMAPPINGS,
     Remapping,

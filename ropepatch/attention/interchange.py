@@ -74,8 +74,11 @@ class PositionsInAttention(Unrotated, RotarySubstitute):
         model.set_submodule(path, self)
         self.fill_slots()
         set_attention(model, self.attention)
-        name = type(model).__name__
-        logger.info("%s: %s put in: %s", name, self.what, self.extra_repr())
+        logger.info(
+            "%s: attention encodes positions: %s",
+            type(model).__name__,
+            self.extra_repr(),
+        )
 
     def fill_slots(self) -> None:
         """Make attention find these positions."""
@@ -143,7 +146,6 @@ def attending_by(base: nn.Module, name: str) -> Iterator[None]:
 # Which layers rotate
 
 PROBE_ATTENTION = "ropepatch_probe"
-TOKENS = 4  # in the probed sequence
 
 
 class _Call(NamedTuple):
@@ -237,7 +239,7 @@ def _calls(base: PreTrainedModel) -> list[_Call]:
     token = _CALLS.set([])
     try:
         base.base_model(
-            input_ids=torch.arange(TOKENS, device=base.device)[None], use_cache=False
+            input_ids=torch.arange(4, device=base.device)[None], use_cache=False
         )
         return _CALLS.get()
     finally:

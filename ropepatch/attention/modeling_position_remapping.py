@@ -513,7 +513,6 @@ class Unrotated:
     stock: nn.Module
     config: Any
     attention: ClassVar[str] = NAME
-    what: ClassVar[str] = "position remapping"
     layer_type: tuple[str, ...] = ()  # of the remapped layers, if RoPE differs by it
 
     def forward(
@@ -522,7 +521,7 @@ class Unrotated:
         """Return ones and zeros; the stock cos and sin for layer types that are not remapped."""
         set_to = self.config._attn_implementation
         if set_to != self.attention:
-            raise ValueError(f"{set_to!r} would ignore this model's {self.what}")
+            raise ValueError(f"{set_to!r} would ignore this model's positions")
         cos, sin = self.stock(x, position_ids, *layer_type)
         if layer_type != self.layer_type:
             return cos, sin
@@ -535,7 +534,7 @@ class RemappedRotation(Unrotated):
     def set_remapping(self, described: dict[str, Any]) -> None:
         """Set the remapping described in config.json."""
         parameters = dict(described["parameters"])
-        self.window: int = described["window"]
+        self.window = described["window"]
         self.modifiers = {
             key: parameters.pop(key) for key in ("log_n", "attention_factor")
         }
@@ -605,8 +604,8 @@ def attend(
         )
         return output, None
 
-    exact = dropout or sight.given is not None
-    if mapped and not exact and rows.stop >= KERNEL_BLOCK and has_kernel(value):
+    plain = not dropout and sight.given is None and rows.stop >= KERNEL_BLOCK
+    if mapped and plain and has_kernel(value):
         queries = [rotated_query(query, band, rows, 1.0) for band, _ in bands]
         output = by_kernel(bands, queries, keys, value, sight, scaling)
         return output.transpose(1, 2).contiguous(), None

@@ -51,7 +51,7 @@ class SwappedPositions(PositionsInAttention):
 
     state = "the position encoding of this model is swapped"
     way_back = "call remove() on its swap first"
-    attention, what = ENCODING_ATTENTION, "encoding"
+    attention = ENCODING_ATTENTION
 
     def __init__(
         self, stock: nn.Module, module: EncodingModule, config: PreTrainedConfig

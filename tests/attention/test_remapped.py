@@ -217,25 +217,6 @@ def test_remap_positions_rejects_a_model_on_the_meta_device(model):
         put(model.to("meta"), "self-extend")
 
 
-@pytest.mark.parametrize("to", [2.5, None, 64, "4y", "100x"])
-def test_patch_rejects_invalid_or_unreachable_target_lengths(model, to):
-    stock = logits(model)
-    with pytest.raises(RopepatchError):
-        ropepatch.patch(model, "string", to=to)
-    assert torch.equal(logits(model), stock)
-
-
-def test_patch_accepts_a_remapping_by_name_or_as_an_object(model):
-    with ropepatch.patch(model, "self-extend", to="4x") as handle:
-        assert handle.distances == make_remapping("self-extend", window=16, group=11)
-        assert model.config.max_position_embeddings == 256
-        expected = logits(model)
-    with ropepatch.patch(model, make_remapping("self-extend"), to=256):
-        assert torch.equal(logits(model), expected)
-    with pytest.raises(RopepatchError, match="unknown self-extend key 'windw'"):
-        ropepatch.patch(model, "self-extend", to=256, windw=3)
-
-
 def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(
     model, tmp_path
 ):

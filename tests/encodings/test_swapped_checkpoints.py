@@ -1,13 +1,10 @@
 """Checkpoints with a swapped encoding: saving, loading, evaluation, publishing and pretraining."""
 
-import errno
 import json
-import os
 import shutil
 
 import pytest
 import torch
-from checkpoint_folders import largest_file
 from peft import LoraConfig, get_peft_model
 from swaps import PARAMETERS, cast, logits
 from tiny_models import tiny_model
@@ -99,39 +96,12 @@ def test_ropepatch_json_states_that_a_swapped_checkpoint_needs_ropepatch(saved):
     )
 
 
-def test_saving_changes_neither_the_model_nor_an_existing_folder(
-    model, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "mine").mkdir()
-    with ropepatch.swap(model, "alibi") as swap:
-        before = logits(model)
-        with pytest.raises(RopepatchError, match="already exists"):
-            swap.save(tmp_path / "mine")
-        with (
-            largest_file(50_000),
-            pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)),
-        ):
-            swap.save(tmp_path / "full")
-        assert swap.save("~/other") == tmp_path / "other"
-        assert torch.equal(logits(model), before)
-    assert list((tmp_path / "mine").iterdir()) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        *(
-            {"encoding": "t6"},
-            {"encoding": None},
-            {"encoding": "alibi", "parameters": {}},
-        ),
-        *(
-            {"encoding": "shaw", "parameters": {}},
-            {"model_type": "lama"},
-            {"parameters": {"name": "nope"}},
-        ),
+        {"encoding": "t6"},
+        {"encoding": "shaw", "parameters": {}},
+        {"model_type": "lama"},
         {"parameters": {"buckets": 10**11, "max_distance": 10**12}},
         None,
     ],
@@ -192,9 +162,6 @@ def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
     assert judge(saved).against == [
         "its position encoding is swapped: only ropepatch loads it, and it was not verified"
     ]
-
-
-# Pretraining
 
 
 def test_doctor_reports_a_swapped_encoding_as_a_remark(saved):

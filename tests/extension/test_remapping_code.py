@@ -161,7 +161,7 @@ def test_a_saved_remapping_generates_trains_saves_and_pickles(answers, expected)
     assert torch.equal(more["again"], read)
     assert torch.equal(more["pickled"], read)
     assert more["backend"] is False  # no other attention runs it without rotation
-    assert "'sdpa' would ignore this model's position remapping" in more["sdpa"]
+    assert "'sdpa' would ignore this model's positions" in more["sdpa"]
     model = tiny_model("llama").train()
     ropepatch.patch(model, "self-extend", to=65, **SMALL["self-extend"])
     model(IDS, labels=IDS, use_cache=False).loss.backward()
