@@ -264,13 +264,13 @@ def scores(doc, results):
 
 
 @pytest.mark.slow
-def test_unknown_tasks_are_refused_with_the_nearest_of_ours_and_of_the_harness(tiny):
+def test_unknown_tasks_are_refused_with_the_nearest_name(tiny):
     unknown = ["ropepatch_passkeys", "niah_singel_1"]
     with pytest.raises(
         RopepatchError, match="ropepatch_passkeys, niah_singel_1"
     ) as error:
         run(tiny, TASKS, "ropepatch_passkey", *unknown)
-    assert error.value.hint == "did you mean ropepatch_passkey, niah_single_1?"
+    assert error.value.hint == "did you mean ropepatch_passkey?"
 
 
 @pytest.mark.parametrize(
