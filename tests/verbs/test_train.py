@@ -324,7 +324,9 @@ def test_results_are_printed_to_stdout_and_training_progress_to_stderr(done):
 @pytest.mark.slow
 def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, place):
     for file in ("config.json", "model.safetensors", "tokenizer_config.json"):
-        assert (place / "out" / file).read_bytes() == (resumed[0] / file).read_bytes()
+        assert (place / "out" / file).read_bytes() == (
+            resumed[0].folder / file
+        ).read_bytes()
     record, ours = record_of(place / "out"), record_of(place / "called")
     assert record.pop("command") == "ropepatch train tiny --recipe six.yaml --out out"
     labels = record.pop("evaluation")["perplexity"]
