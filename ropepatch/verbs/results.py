@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError, argument
@@ -21,8 +21,6 @@ from ropepatch.settings import refuse_unknown, short_length
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from ropepatch.verbs.compare import Choice
 
 
 class Results(tuple[Result, ...]):
@@ -82,7 +80,14 @@ class Results(tuple[Result, ...]):
         return results_text(self)
 
 
-def plot(what: Plan | Choice | Results | str | Path, name: str | None = None) -> Figure:
+class Measured(Protocol):
+    """`Results`, or the `Choice` of `compare`."""
+
+    def plot(self, name: str | None = None) -> Figure:
+        """Draw the measurements."""
+
+
+def plot(what: Plan | Measured | str | Path, name: str | None = None) -> Figure:
     """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
 
     Args:
