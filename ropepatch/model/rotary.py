@@ -109,6 +109,18 @@ class RotarySubstitute(nn.Module):
             return getattr(self.__dict__[self.shows], name)
         return super().__getattr__(name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy with the model; PEFT would train a copy of only this module, which attention does not read."""
+        if not memo:
+            raise RopepatchError(
+                f"{self.state}, and its rotary module is not copied alone",
+                hint="copy the model; with PEFT's modules_to_save, name only rotary_emb.module of a swap",
+            )
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
         self.follow(fn(torch.zeros(1, device=self.device)).device)

@@ -88,6 +88,17 @@ def test_swapping_in_rope_keeps_logits_bit_identical(family, dtype):
         assert torch.equal(logits(model, **one), wanted)
 
 
+@pytest.mark.parametrize("name", ["t5", "rerope", "yarn"])
+def test_modules_to_save_cannot_contain_a_replaced_rotary_module(model, name):
+    if name == "yarn":
+        ropepatch.patch(model, name, to="2x")
+    else:
+        put(model, name)
+    with pytest.raises(RopepatchError, match="not copied alone") as error:
+        lora(model, modules_to_save=["rotary_emb"])
+    assert "rotary_emb.module" in error.value.hint
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_lora_trains_encoding_parameters_listed_in_modules_to_save(model, name):
     """They are in `model.rotary_emb.module`; PEFT matches the end of a name in modules_to_save."""
