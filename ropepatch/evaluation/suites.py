@@ -158,9 +158,15 @@ class Suite(Settings):
                 f"{argument('limit')} must be at least 1, got {limit}",
                 hint="leave it out for no limit",
             )
+        random = [task for task in self.tasks if "seed" in type(task).model_fields]
+        if seed is not None and not random:
+            raise RopepatchError(
+                f"{argument('seed')} has no effect: no task of the suite is random",
+                hint="leave it out",
+            )
         tasks = []
         for task in self.tasks:
-            if seed is not None and "seed" in type(task).model_fields:
+            if seed is not None and task in random:
                 task = task.model_copy(update={"seed": seed})
             # Last, because a copy with other settings loses it
             tasks.append(task if limit is None else task.limited(limit))

@@ -180,6 +180,11 @@ def named_suite(
     split: str,
 ) -> Suite:
     """A suite, with its model and text replaced by those of the call, if given."""
+    if text is None and (field, split) != ("text", "test"):
+        raise RopepatchError(
+            f"{argument('field')} and {argument('split')} need {argument('text')}",
+            hint="leave them out; a suite sets them for its own text",
+        )
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
     tasks = tuple(
         task.with_text(text, field, split) if text else task for task in named.tasks

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ropepatch.columns import data_frame
@@ -142,8 +143,8 @@ def reported(
                 outcome = first_figure(result)
                 machine.say(f"{result.task}, {result.label}{target}{outcome}")
         if page is not None:
-            report = partial(_report, measured, page, command)
-            machine.say(machine.processes.write_once(report))
+            report = partial(_report, measured, page, folder, command)
+            machine.say(f"report: {machine.processes.write_once(report)}")
     return Results(measured)
 
 
@@ -156,11 +157,20 @@ def _kept(folder: Path | None) -> str:
     return f"finished results are kept in {folder}; the same command resumes"
 
 
-def _report(results: Sequence[Result], file: Path, command: str | None) -> str:
-    """Write the report; without it, the results that took hours are still returned."""
+def _report(
+    results: Sequence[Result], file: Path, folder: Path | None, command: str | None
+) -> Path:
+    """Write the report; if that fails, results in no folder are kept in a new one."""
     from ropepatch.report.page import write_report
 
     try:
-        return f"report: {write_report(results, file, command=command)}"
+        return write_report(results, file, command=command)
     except (OSError, RopepatchError) as error:
-        return f"warning: no report: {error}"
+        if folder is None:
+            folder = Path(mkdtemp(prefix="ropepatch-results-"))
+            for number, result in enumerate(results):
+                result.write(folder / f"{number:03}.json")
+        raise RopepatchError(
+            f"cannot write the report: {error}",
+            hint=f"the results are in {folder}",
+        ) from error
