@@ -146,6 +146,7 @@ REASON = {
 
 @every_family(
     "smollm3",
+    "mistral",
     "cohere",
     "glm",
     "phi",

@@ -221,6 +221,14 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
     ),
     ("window-left-behind", "remark", QWEN_3, {}, {WINDOW: 131072}, {}),
     ("linear-multiplied", "remark", VICUNA, {}, {"max_sequence_length": 16384}, {}),
+    (
+        "linear-multiplied",
+        "remark",
+        VICUNA,
+        {"max_sequence_length": 4096},
+        {"max_sequence_length": 8192},
+        {},
+    ),
     ("window-with-room", "remark", "Qwen3-8B", {}, {WINDOW: 32768}, {}),
     (
         "window-raised",

@@ -18,7 +18,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.encodings import ENCODINGS, make_encoding, relative
-from ropepatch.encodings.encoding import EncodingModule, ModelShape
+from ropepatch.encodings.encoding import (
+    AttentionInputs,
+    EncodingModule,
+    ModelShape,
+)
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
 
@@ -83,6 +87,16 @@ def check_formula(
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS, ids=str)
 def test_attention_with_each_encoding_equals_its_formula(model, name, parameters):
     check_formula(model, name, parameters)
+
+
+def test_keys_of_empty_cache_slots_are_finite_in_xpos(model):
+    with put(model, "xpos") as handle:
+        x = torch.ones(1, 1, 2, handle.module.shape.head_dim)
+        here, slots = torch.tensor([[0, 1]]), torch.tensor([[1, 10**6]])
+        given = AttentionInputs(x, x, x, here, slots, layer=0, scaling=1.0)
+        constants = handle.module.constants
+        encoded = handle.encoding.apply(given, handle.module.shape, **constants)
+        assert encoded.key.isfinite().all()
 
 
 @pytest.mark.parametrize(

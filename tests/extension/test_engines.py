@@ -437,3 +437,13 @@ def test_only_a_query_temperature_that_acts_lowers_the_support_of_vllm(beta, exp
     parameters = {"rope_type": "default", "llama_4_scaling_beta": beta}
     rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 64, "llama")
     assert support("vLLM", rope, "read").reads == expected
+
+
+def test_a_product_just_below_a_whole_length_reaches_it():
+    window, target = 1_010_000, 1_010_688
+    rope = Rope(16, 10000.0, window)
+    factor = target / window
+    assert int(factor * window) < target
+    parameters = make_scaling("yarn", factor=factor).native(rope)
+    written = WrittenRope(parameters, rope, target, "llama")
+    assert support("vLLM", written, "read").reads == "yes"

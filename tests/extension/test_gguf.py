@@ -118,18 +118,24 @@ def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
     assert read(written)[0][f"{architecture}.context_length"] == TARGET
 
 
+STALE = [
+    f"rope.scaling.yarn_{name}"
+    for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
+]
+
+
 def test_only_rope_changes_and_the_source_is_not_modified(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = {
         "general.alignment": 64,
         "attention.sliding_window": 4096,
-        "rope.scaling.yarn_beta_fast": 8.0,
+        **dict.fromkeys(STALE, 8.0),
     }
     source = write_gguf(tmp_path / "a.gguf", **keys)
     before = source.read_bytes()
     extension = ropepatch.extend(source, to="4x", method="llama3")
     (old, weights), (new, copied) = read(source), read(extension.folder)
-    ours = ("context_length", "rope.scaling.type", "rope.scaling.yarn_beta_fast")
+    ours = ("context_length", "rope.scaling.type", *STALE)
     changed = {f"llama.{key}" for key in ours}
     assert {
         key for key in old.keys() | new.keys() if old.get(key) != new.get(key)
@@ -158,6 +164,14 @@ def test_a_split_file_is_written_as_one(tmp_path):
         ropepatch.plan(first, TARGET)
     with pytest.raises(RopepatchError, match="says that it is part 1 of 2"):
         ropepatch.plan(first.rename(tmp_path / "alone.gguf"), TARGET)
+
+
+def test_a_yarn_file_has_the_length_of_its_factor(tmp_path):
+    keys = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    keys = {f"rope.scaling.{key}": value for key, value in keys.items()}
+    source = write_gguf(tmp_path / "a.gguf", **keys, context_length=128)
+    with pytest.raises(RopepatchError, match="already covers 512 tokens"):
+        ropepatch.plan(source, to=256)
 
 
 def test_a_scaled_file_is_scaled_on_top(tmp_path):

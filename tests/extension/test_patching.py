@@ -111,6 +111,13 @@ def test_a_patch_shows_in_print_and_in_active(model):
     assert ropepatch.active(model) is None
 
 
+def test_a_removed_patch_keeps_what_the_user_configured_meanwhile(model):
+    with ropepatch.patch(model, plan_for(model)):
+        model.config.use_cache = False
+    assert not model.config.use_cache
+    assert model.config.max_position_embeddings == WINDOW
+
+
 def test_the_plan_of_another_model_is_rejected(model):
     plan = plan_for(model)
     other = tiny_model("llama", max_position_embeddings=128)

@@ -277,6 +277,13 @@ def test_a_factor_that_is_no_number_from_1_is_rejected(factor, tmp_path):
         ropepatch.plan(config(tmp_path), factor=factor)
 
 
+def test_ntk_keeps_the_original_length_of_phi_3(tmp_path):
+    raw = tiny_config("phi3").to_dict() | {ORIGINAL: WINDOW}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    made = ropepatch.plan(tmp_path, to="4x", method="ntk")
+    assert (made.source.config.window, made.changes[ORIGINAL]) == (WINDOW, WINDOW)
+
+
 LONGER = {  # of 64 tokens, by rope type
     "linear": LINEAR,
     "llama3": LLAMA_3,

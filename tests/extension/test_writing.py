@@ -31,6 +31,7 @@ from transformers import (
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension import writing as checkpoint_module
+from ropepatch.extension.verification import probe_logits
 from ropepatch.model import weights as weights_module
 from ropepatch.model.weights import fingerprint, read_headers
 
@@ -559,3 +560,12 @@ def test_a_disk_error_at_any_step_leaves_nothing(
     assert str(caught.value) == f"cannot write {out}: {os.strerror(errno.ENOSPC)}"
     assert caught.value.hint
     assert left(tmp_path) == ["source"]
+
+
+def test_the_probe_of_a_verification_reaches_the_target():
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    plain, dynamic = tiny_model("llama"), tiny_model("llama", rope_parameters=scaled)
+    dynamic.load_state_dict(plain.state_dict())
+    for target, is_equal in ((64, True), (128, False)):
+        one, two = (probe_logits(model, target, "") for model in (plain, dynamic))
+        assert torch.equal(one, two) == is_equal

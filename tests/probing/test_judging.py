@@ -229,6 +229,33 @@ def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(checkpoint):
     assert judge(reading, mixed).verdict == UNDECIDED
 
 
+# Noise of the weights within and beyond the original length
+NOISY = [
+    (RIGHT, 0.0, 0.05, UNDECIDED),
+    (UNSCALED, 0.0, 0.05, UNSCALED),  # ten times nearer than any other hypothesis
+    (UNSCALED, 0.0, 0.1, UNDECIDED),
+    (DOUBLED, 0.05, 0.05, DOUBLED),  # as noisy beyond as within
+    (DOUBLED, 0.0, 0.05, UNDECIDED),
+]
+
+
+@pytest.mark.parametrize(("mistake", "near", "far", "verdict"), NOISY)
+def test_noise_beyond_is_allowed_as_within_or_far_from_other_errors(
+    fingerprints, mistake, near, far, verdict
+):
+    folder, readings = fingerprints
+    reading = readings[6]
+    within, beyond = (
+        answers(folder, reading, mistake=mistake, noise=noise) for noise in (near, far)
+    )
+    given = [
+        two if is_beyond else one
+        for one, two, is_beyond in zip(within, beyond, reading.beyond, strict=True)
+    ]
+    judgement = judge(reading, given)
+    assert judgement.verdict == verdict, judgement
+
+
 def test_a_rival_that_is_nearer_at_most_positions_is_not_beaten():
     best, rival = (0.02,) * 48, (*(0.0,) * 44, *(1.0,) * 4)
     assert not _beats(best, rival)
