@@ -141,6 +141,11 @@ def test_an_unusual_attention_factor_of_yarn_is_also_written_as_mscale(a):
     )  # 0 does not change attention that uses it (DeepSeek)
 
 
+def test_a_yarn_without_truncation_stays_a_yarn():
+    saved = planned(make_scaling("yarn", factor=4, truncate=False)).rope_parameters
+    assert (saved["rope_type"], saved["truncate"]) == ("yarn", False)
+
+
 def test_a_pair_that_does_not_rotate_is_divided_by_1e30():
     saved = planned(example("cope", 64)).rope_parameters
     assert [divisor == 1e30 for divisor in saved["long_factor"]] == [False] * 63 + [

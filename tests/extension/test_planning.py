@@ -284,6 +284,16 @@ def test_ntk_keeps_the_original_length_of_phi_3(tmp_path):
     assert (made.source.config.window, made.changes[ORIGINAL]) == (WINDOW, WINDOW)
 
 
+def test_a_yarn_that_its_softmax_shares_keeps_its_ramp(tmp_path):
+    ramp = {"truncate": False, "beta_fast": 16.0, "beta_slow": 2.0}
+    shared = {"mscale": 1.0, "mscale_all_dim": 1.0}
+    raw = tiny_config("deepseek_v3").to_dict()
+    raw["rope_parameters"] |= YARN | {"rope_type": "yarn"} | ramp | shared
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    made = ropepatch.plan(tmp_path, to=8 * WINDOW)
+    assert made.rope_parameters.items() >= (ramp | shared).items()
+
+
 LONGER = {  # of 64 tokens, by rope type
     "linear": LINEAR,
     "llama3": LLAMA_3,

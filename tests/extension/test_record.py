@@ -7,7 +7,7 @@ from checkpoint_folders import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import Record, amend, read, write
+from ropepatch.extension.record import Record, ShortContextCheck, amend, read, write
 from ropepatch.model.checkpoint import RECORD, Checkpoint
 
 TRAINING = RECORDS["trained"]["training"]
@@ -21,6 +21,15 @@ def record():
 def put(folder, content):
     (folder / RECORD).write_text(json.dumps(content))
     return folder
+
+
+def test_the_short_context_check_judges_the_interval_of_the_relative_increase():
+    alone = ShortContextCheck.of(2.0, 2.1, 0.06)
+    assert alone.increase == pytest.approx(0.05)
+    assert (alone.passed, alone.limited(0.04).passed) == (True, False)
+    unsure = ShortContextCheck.of(2.0, 2.1, 0.02, (0.01, 0.09))
+    assert (unsure.passed, unsure.limited(0.005).passed) == (True, False)
+    assert unsure.limited(0.03).passed
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -45,10 +45,11 @@ def probed(extended):
         Manners(),
         Manners(before=2),  # still loading
         Manners(style="chat"),
+        Manners(uncounted=1),
         Manners(style="mlx", takes_ids=False, most=10),
         Manners(style="texts", most=5),
     ],
-    ids=["ids", "loading", "chat", "mlx", "few log probs"],
+    ids=["ids", "loading", "chat", "no bos", "mlx", "few log probs"],
 )
 def test_probe_recognises_a_correct_server_in_every_response_format(probed, manners):
     found = probed(manners)
@@ -211,3 +212,7 @@ def test_the_probe_command_prints_each_position_and_the_verdict(run_here, extend
     assert json.loads(done.stdout)["verdict"] == UNSCALED
     assert RIGHT in json.loads(done.stdout)["divergences"]
     assert run_here("probe", "http://127.0.0.1:9", extended).returncode == 2
+    short = Manners(limit=200, beyond="refuse")
+    with serving(engine_of(extended), Checkpoint(extended).tokenizer, short) as url:
+        done = run_here("probe", url, extended, "--quiet")
+    assert (done.returncode, done.stdout.count("UNDECIDED")) == (2, 1)

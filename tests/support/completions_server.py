@@ -28,6 +28,7 @@ class Manners:
         ends: Number of tokens before the end of the text, which has no log-probabilities.
         model: The name of its model.
         key: The API key that it requires.
+        uncounted: Number of tokens that it does not count, such as the BOS token.
         before: Number of first requests that get `reply`.
         reply: See `before`.
     """
@@ -40,6 +41,7 @@ class Manners:
     ends: frozenset[int] = frozenset()
     model: str = "m"
     key: str = ""
+    uncounted: int = 0
     before: int = 0
     reply: Reply = (503, b"loading")
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -100,7 +102,7 @@ def read(
             "token_logprobs": [top[token]],
             "top_logprobs": [{named(number): value for number, value in top.items()}],
         }
-    usage = {"prompt_tokens": count}
+    usage = {"prompt_tokens": count - manners.uncounted}
     return 200, json.dumps(
         {"choices": [{"text": text, "logprobs": logprobs}], "usage": usage}
     ).encode()

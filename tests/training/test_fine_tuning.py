@@ -279,6 +279,29 @@ def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jum
     assert rows[-1]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_watched_losses_are_those_of_both_lengths(tmp_path):
+    run, model = Run(yarn(), small_recipe(), tmp_path / "out"), patched(512)
+    pieces = read_supply(run).pieces
+    curve = ropepatch.perplexity(model, None, pieces)
+    assert trainer.measure(run, pieces, model) == {
+        "short_loss": curve.at(256).value,
+        "target_loss": curve.between(256, 512).value,
+    }
+
+
+def test_the_mean_over_processes_is_the_loss_of_the_step():
+    model, batch = patched(512), {"input_ids": torch.arange(20)[None]}
+    batch["labels"] = batch["input_ids"]
+
+    def loss(processes):
+        step = SimpleNamespace(teacher=None, head=None)
+        step.run = SimpleNamespace(processes=processes)
+        compute = trainer.LongContextTrainer.compute_loss
+        return compute(step, model, batch, num_items_in_batch=38)
+
+    assert torch.equal(loss(Processes(0, 2)), 2 * loss(ALONE))
+
+
 def test_accumulated_batches_are_one_step(tmp_path):
     steps = []
     for room, accumulated in ((128, 1), (64, 2)):

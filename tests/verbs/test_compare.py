@@ -150,7 +150,10 @@ def test_compare_prints_an_extend_command_only_if_a_method_helps(measured, run_h
     measured += HELPS
     words = ("compare", "tiny", "--to", "1k", "--methods", "yarn")
     done = run_here(*words)
-    assert "\n  ropepatch extend tiny --to 1k --method yarn\n" in done.stdout
+    command = "\n  ropepatch extend tiny --to 1k --method yarn"
+    assert f"{command}\n" in done.stdout
+    done = run_here(*words, "--original", "128")
+    assert f"{command} --original 128\n" in done.stdout
     measured[:] = NOTHING
     done = run_here(*words)
     assert "Do not extend" in done.stdout
