@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -98,3 +99,10 @@ RECORDS: dict[str, dict[str, Any]] = {
 SWAPPED = RECORDS.pop(
     "swapped"
 )  # the record of a swapped encoding, which has other keys
+
+
+def with_other_weights(folder: Path) -> None:
+    """Change the weights of a checkpoint."""
+    file = folder / "model.safetensors"
+    changed = {name: weight + 1 for name, weight in load_file(file).items()}
+    save_file(changed, file, metadata={"format": "pt"})

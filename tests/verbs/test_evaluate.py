@@ -1,7 +1,9 @@
 """`evaluate`: its arguments, its results as tables, data frames and figures, and checkpoints of ropepatch."""
 
+import shutil
+
 import pytest
-from checkpoint_folders import write_checkpoint
+from checkpoint_folders import with_other_weights, write_checkpoint
 from made_results import asking
 
 import ropepatch
@@ -9,7 +11,9 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.contents import judge
+from ropepatch.verbs.evaluate import extension_of
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +160,12 @@ def test_a_written_checkpoint_is_measured_alone_if_its_origin_is_not_here(tmp_pa
     assert {result.model["name"] for result in results} == {"once"}
     assert lines[0].startswith("warning: only this checkpoint is measured")
     assert read_json(once.folder / "ropepatch.json") == before
-    (tmp_path / "model").symlink_to(source)  # next to it, as the record names it
+    place = tmp_path / "model"  # next to it, as the record names it
+    shutil.copytree(source, place)
+    with_other_weights(place)
+    assert extension_of(Checkpoint(once.folder), lines.append) is None
+    shutil.rmtree(place)
+    place.symlink_to(source)
     results = ropepatch.evaluate(
         once, **asked, out=tmp_path / "results", say=lines.append
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoint_folders import SMALL, write_checkpoint
+from checkpoint_folders import RECORDS, SMALL, with_other_weights, write_checkpoint
 from gguf_files import write_gguf
 from run_recipes import small_recipe
 from safetensors.torch import load_file, save_file
@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.record import amend
 from ropepatch.files import read_json, read_text
 from ropepatch.model.checkpoint import TINY
 from ropepatch.training.recipe import Data
@@ -80,6 +81,18 @@ def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path
     assert (
         once.folder / "reading.json"
     ).is_file()  # which the first call was told to leave out
+
+
+def trained(folder):
+    amend(folder, training=RECORDS["trained"]["training"])
+
+
+@pytest.mark.parametrize("change", [with_other_weights, trained])
+def test_a_checkpoint_that_was_changed_since_is_not_kept(change, tmp_path):
+    folder = ropepatch.extend("tiny", tmp_path / "out", to=512, reading=False).folder
+    change(folder)
+    with pytest.raises(RopepatchError, match="out already exists"):
+        ropepatch.extend("tiny", folder, to=512, reading=False)
 
 
 def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(
