@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.errors import HTTPError as HttpxError  # type: ignore[attr-defined]
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    http_backoff,
+    validate_repo_id,
+)
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import shown_name
@@ -189,20 +193,34 @@ def push(
 
 @contextmanager
 def _hub_errors(repo: str, token: str | None) -> Iterator[None]:
-    """Raise the errors of the Hub's client as one line, without the token or a signature."""
+    """Raise the errors of the Hub's client as one line; no token or signature is said or logged."""
+    logger = logging.getLogger(http_backoff.__module__)
     with hub_answers(repo):
+        logger.addFilter(_without_signatures)
         try:
             yield
         except (HttpxError, OSError, ValueError, RuntimeError) as error:
             # An uploading thread wraps the error in a RuntimeError.
             cause = error.__cause__ if type(error) is RuntimeError else None
-            said = re.sub(r"\?\S+", "?…", " ".join(str(cause or error).split()))
+            said = _unsigned(" ".join(str(cause or error).split()))
             if token:
                 said = said.replace(token, "…")
             raise RopepatchError(
                 f"cannot push to {repo}: {said[:300]}",
                 hint=f"check the name, `hf auth whoami` and the network; then {AGAIN}",
             ) from error
+        finally:
+            logger.removeFilter(_without_signatures)
+
+
+def _unsigned(text: str) -> str:
+    """Shorten addresses: the signature in one grants access."""
+    return re.sub(r"\?\S+", "?…", text)
+
+
+def _without_signatures(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _unsigned(record.getMessage()), ()
+    return True
 
 
 def _look(api: HfApi, repo: str, branch: str) -> _Branch | None:

@@ -5,6 +5,7 @@ The transfer is LFS over HTTP: the real Hub's Xet was not run.
 
 import itertools
 import json
+import logging
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -676,6 +677,16 @@ def test_a_refusal_is_one_line_with_the_hubs_own_words_and_a_hint(hub, folder):
         assert str(status) in message
         assert "Not with …" in message
         assert "run the same command again" in hint
+
+
+def test_the_signature_of_an_address_is_not_logged(hub, folder, caplog):
+    logger = logging.getLogger("huggingface_hub")  # does not propagate
+    logger.addHandler(caplog.handler)
+    hub.fail(*REQUESTS["put"], 503, times=1)
+    push_it(folder)
+    logger.removeHandler(caplog.handler)
+    assert "503 thrown while requesting PUT" in caplog.text
+    assert "Amz" not in caplog.text
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
