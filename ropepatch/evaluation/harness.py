@@ -37,12 +37,13 @@ def run_tasks(
     metadata: Mapping[str, Any] | None = None,
     limit: int | None = None,
     max_length: int | None = None,
+    chat: bool = False,
 ) -> list[Row]:
     """The metrics of tasks or groups of lm-eval.
 
     A prompt that lm-eval would truncate raises RopepatchError. The log-likelihood of a whole document leaves
     out a beginning-of-sequence token that the tokenizer adds, which lm-eval would also score. No code of a
-    repository is run for the tokenizer.
+    repository is run for the tokenizer. With ``chat`` the prompts are in its chat template.
     """
     lm_eval = _lm_eval("lm_eval")
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
@@ -60,6 +61,7 @@ def run_tasks(
                 tasks=list(tasks),
                 task_manager=_manager(tasks, include_path, values),
                 limit=limit,
+                apply_chat_template=chat,
                 bootstrap_iters=0,  # intervals are over documents
             )
         except ImportError as error:

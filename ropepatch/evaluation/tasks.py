@@ -61,6 +61,12 @@ BEGINNINGS: dict[Bos, str] = {
 DEPTHS = 5  # bins of depth in a figure
 DOCUMENTS = 64  # of a text, at most, for prompts
 LONG_PERPLEXITY = "ropepatch_long_perplexity"  # a task in eval/tasks
+RULER = ("niah_", "ruler")  # the names of its tasks in lm-eval begin so
+SHORTEST_RULER = 2048  # tokens; some of its tasks never finish a shorter prompt
+SMALLEST_RULER = 8000  # tokens of a vocabulary, likewise
+OUTSIDE = (
+    64  # tokens of RULER's prompts that it does not count: the answer's first words
+)
 
 
 @dataclass(frozen=True)
@@ -599,16 +605,35 @@ class LmEvalTask(Task):
     Args:
         tasks: The names of tasks, in `eval/tasks` or in lm-eval.
         metadata: Metadata for the tasks; `max_seq_lengths` defaults to the target length.
+        lengths: The lengths of RULER's prompts with their answers, in tokens, each with its own documents; None
+            for L/2, L, 2L ... the target length, without those below 2,048. L is the original length.
         limit: At most N documents of each task; None for all.
+        form: plain for plain text prompts, chat for the chat template, where the tokenizer has one.
     """
 
     name: ClassVar[str] = "lm-eval"
     title: ClassVar[str] = "lm-eval"
-    identity: ClassVar[tuple[str, ...]] = ("tasks", "limit", "max_length")
+    identity: ClassVar[tuple[str, ...]] = ("tasks", "limit", "max_length", "form")
 
     tasks: Several[Text]
     metadata: dict[str, Any] = Field(default_factory=dict)
+    lengths: Several[Length] | None = None
     limit: Count | None = None
+    form: Literal["plain", "chat"] = "plain"
+
+    def check(self) -> None:
+        """Refuse lengths that no task takes."""
+        if self.lengths is not None and not self._by_length:
+            raise RopepatchError(
+                f"lengths are for RULER's tasks alone, got {', '.join(self.tasks)}",
+                hint="drop lengths, or make a task of its own for each",
+            )
+
+    @property
+    def _by_length(self) -> bool:
+        """Whether all tasks are RULER's, and metadata does not set their lengths."""
+        of_ruler = all(name.startswith(RULER) for name in self.tasks)
+        return of_ruler and "max_seq_lengths" not in self.metadata
 
     def prepare(self, goal: Goal) -> Documents:
         """Check the names of the tasks, and prepare their metadata."""
@@ -619,7 +644,13 @@ class LmEvalTask(Task):
             )
         check_tasks(self.tasks, shipped("eval/tasks"))
         metadata = {"max_seq_lengths": [goal.to]} | self.metadata
-        parameters = self.model_dump() | {"metadata": metadata, "max_length": goal.to}
+        form = self.form if goal.tokenizer.chat_template else "plain"
+        parameters = self.model_dump() | {
+            "metadata": metadata,
+            "max_length": goal.to,
+            "lengths": self._lengths(goal) if self._by_length else None,
+            "form": form,
+        }
         if "text" in metadata:
             place = {
                 key: metadata[key] for key in ("field", "split") if key in metadata
@@ -628,6 +659,20 @@ class LmEvalTask(Task):
         return Documents(
             task=self.name, parameters=parameters, tokenizer=goal.tokenizer
         )
+
+    def _lengths(self, goal: Goal) -> list[int]:
+        """The lengths of RULER's prompts that lm-eval can make."""
+        lengths = resolved(self.lengths, goal)
+        if self.lengths is None:
+            lengths = [n for n in lengths if n >= SHORTEST_RULER]
+        shortest = min(lengths, default=goal.to)
+        if shortest < SHORTEST_RULER or len(goal.tokenizer) < SMALLEST_RULER:
+            raise RopepatchError(
+                f"lm-eval cannot make RULER's prompts of {shortest} tokens with a vocabulary of "
+                f"{len(goal.tokenizer)}, expected at least {SHORTEST_RULER} and {SMALLEST_RULER}",
+                hint="raise the lengths, or use the task retrieval",
+            )
+        return lengths
 
     def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
         """The task with another text in its metadata."""
@@ -644,7 +689,13 @@ class LmEvalTask(Task):
         limit = ""
         if parameters.get("limit"):
             limit = f", {parameters['limit']:,} documents each"
-        return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else Student's t over documents."
+        form = ""
+        if parameters.get("form") == "chat":
+            form = ", in the model's chat template"
+        return (
+            f"Tasks of lm-eval{limit}{form}; intervals: 95 %, of shares Wilson's, "
+            "else Student's t over documents."
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -660,15 +711,39 @@ class Documents(Data):
         advance: Advance = unseen,
     ) -> list[Row]:
         """The metrics of every task."""
+        lengths = self.parameters["lengths"]
+        if lengths is None:
+            return self._run(model, self.parameters["metadata"])
+        rows = []
+        for length in lengths:
+            counted = length - self._outside
+            metadata = self.parameters["metadata"] | {"max_seq_lengths": [counted]}
+            rows += [
+                replace(row, measure=str(length))
+                for row in self._run(model, metadata)
+                if row.measure == str(counted)
+            ]
+        return rows
+
+    @property
+    def _outside(self) -> int:
+        """Tokens of RULER's prompts that it does not count."""
+        if self.parameters["form"] == "plain":
+            return OUTSIDE
+        template = "".join(chat_parts(self.tokenizer))
+        return OUTSIDE + len(self.tokenizer.encode(template))
+
+    def _run(self, model: PreTrainedModel, metadata: Mapping[str, Any]) -> list[Row]:
         of = self.parameters
         return run_tasks(
             model,
             self.tokenizer,
             of["tasks"],
             include_path=shipped("eval/tasks"),
-            metadata=of["metadata"],
+            metadata=metadata,
             limit=of["limit"],
             max_length=of["max_length"],
+            chat=of["form"] == "chat",
         )
 
 

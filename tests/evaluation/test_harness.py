@@ -1,5 +1,6 @@
 """Tasks of lm-eval on a model in memory, with small tasks of our own."""
 
+import copy
 import logging
 import os
 import random
@@ -171,6 +172,15 @@ def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(
         chances = model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
     total = chances.gather(1, torch.tensor(ids)[1:, None]).sum().item()
     assert row.value == pytest.approx(np.exp(-total / len(text.encode())), rel=1e-5)
+
+
+def test_chat_puts_a_prompt_into_the_template(tiny, tmp_path):
+    model, tokenizer = tiny[0], copy.deepcopy(tiny[1])
+    tokenizer.chat_template = "{{ messages[0].content }}" + " turns" * 100
+    write_task(tmp_path, "asked", [RIGHT])
+    assert run((model, tokenizer), tmp_path, "asked", max_length=50)[0].value == 1.0
+    with pytest.raises(RopepatchError, match="more than the 50 of the model"):
+        run((model, tokenizer), tmp_path, "asked", max_length=50, chat=True)
 
 
 # What stays as it was

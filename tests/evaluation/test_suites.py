@@ -39,7 +39,7 @@ def test_a_suite_is_read_as_written(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["demo", "encodings", "harness", "standard"])
+@pytest.mark.parametrize("name", ["demo", "encodings", "harness", "ruler", "standard"])
 def test_every_suite_that_comes_with_ropepatch_is_read(name):
     assert read_suite(name).tasks
 

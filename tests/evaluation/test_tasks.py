@@ -18,7 +18,7 @@ from ropepatch.data.haystack import Haystacks
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
-from ropepatch.evaluation.tasks import Goal
+from ropepatch.evaluation.tasks import Goal, LmEvalTask
 from ropepatch.verbs.evaluate import named_suite
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
@@ -194,6 +194,37 @@ def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
     ]
     mean = sum(loss.sum() for loss in losses) / sum(map(len, losses))
     assert found["token_perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
+
+
+# RULER
+
+
+@pytest.mark.slow
+def test_ruler_has_documents_of_its_own_at_each_length(tiny):
+    model, tokenizer = tiny[0], copy.deepcopy(tiny[1])
+    tokenizer.add_tokens([f"<{number}>" for number in range(8000)])
+    tokenizer.chat_template = "{% for one in messages %}{{ one.content }} {% endfor %}"
+    task = LmEvalTask(tasks=("niah_single_1",), limit=3, form="chat")
+    documents = task.prepare(Goal("tiny", tokenizer, 1024, 4096))
+    assert documents.parameters["lengths"] == [2048, 4096]
+    rows = documents.measure(model)
+    assert [(row.measure, row.n, row.value) for row in rows] == [
+        ("2048", 3, 0.0),
+        ("4096", 3, 0.0),
+    ]
+    assert all(row.low == 0.0 < row.high for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": ("ruler_vt",)}, "2048 tokens with a vocabulary of"),
+        ({"tasks": ("ruler_vt", "mmlu"), "lengths": (4096,)}, "RULER's tasks alone"),
+    ],
+)
+def test_lengths_that_lm_eval_cannot_make_are_refused(tiny, settings, message):
+    with pytest.raises(RopepatchError, match=message):
+        LmEvalTask(**settings).prepare(Goal("tiny", tiny[1], 2048, 2048))
 
 
 # Retrieval
