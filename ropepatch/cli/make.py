@@ -90,6 +90,7 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
 
 def _next_steps(extension: Extension) -> Iterator[str]:
     """How to load, measure and publish a checkpoint."""
+    from ropepatch.model.config import generates
     from ropepatch.publishing.loading import call
 
     folder = str(extension.folder)
@@ -103,12 +104,16 @@ def _next_steps(extension: Extension) -> Iterator[str]:
         yield "merge:   model.merge_and_unload().save_pretrained(FOLDER)"
         return
     plan = extension.plan
-    loader = plan.config.auto_class
-    loading = call(f"{loader}.from_pretrained", folder, code=bool(plan.change.code))
+    loader = plan.config.loader
+    other = plan.config.stand_in
+    runs_code = bool(plan.change.code or other)
+    loading = call(f"{loader}.from_pretrained", folder, code=runs_code)
     shown = f"{loading}.config.get_text_config().max_position_embeddings"
     code = f"from transformers import {loader}; print({shown})"
-    yield f"load:    python -c {shlex.quote(code)}"
-    yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
+    if not plan.config.unloaded:
+        yield f"load:    python -c {shlex.quote(code)}"
+    if generates(plan.config.whole):
+        yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
     yield f"publish: ropepatch push {quoted} ME/NAME"
 
 
@@ -204,7 +209,7 @@ def _how_to_load(pushed: Pushed, folder: str) -> str:
     if "adapter_model.safetensors" in pushed.files:
         return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
     code = "modeling_position_remapping.py" in pushed.files
-    loading = f"{Checkpoint.find(folder).stock.auto_class}.from_pretrained"
+    loading = f"{Checkpoint.find(folder).stock.loader}.from_pretrained"
     return call(loading, pushed.repo, branch=branch, code=code)
 
 

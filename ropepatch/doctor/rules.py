@@ -44,16 +44,15 @@ from ropepatch.model.config import (
     TEXT_PARTS,
     VENDOR_TYPES,
     WITH_ORIGINAL,
+    WITHOUT_SITE,
     Config,
     blueprint,
     default_theta,
     dual_chunk_original,
     find_rotary,
-    generates,
     is_known,
     legacy_keys,
     read_rope,
-    stated_class,
     stated_window,
     text_config,
 )
@@ -886,17 +885,15 @@ def tokenizer_behind(facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "no-language-model",
+    "draft-or-remote-code",
     "remark",
-    "ropepatch extends causal language models",
-    "vllm-project/vllm/pull/19260",
+    "its RoPE was checked as that of a stock class; its weights were not",
+    "vllm-project/vllm/pull/48894",
 )
-def no_language_model(facts: Facts) -> Iterator[Finding]:
-    """A class without a language model head: a classifier, a reranker or an embedding model."""
-    kind = None if facts.read is None else stated_class(facts.config.whole)
-    if kind:
-        text = f"architectures names {kind.__name__}, which has no language model head"
-        yield Finding(("architectures",), text, "none needed")
+def draft_or_remote_code(facts: Facts) -> Iterator[Finding]:
+    """A draft model, or remote code whose RoPE a stock class of transformers reads."""
+    if facts.config.unloaded:
+        yield Finding(("architectures",), facts.config.unloaded, "none needed")
 
 
 @rule(
@@ -908,7 +905,8 @@ def no_language_model(facts: Facts) -> Iterator[Finding]:
 def not_in_transformers(facts: Facts) -> Iterator[Finding]:
     """An architecture that the installed transformers does not have."""
     model_type = facts.raw.get("model_type")
-    if facts.config.kind == "stock" and not is_known(model_type):
+    known = is_known(model_type) or facts.config.stand_in
+    if facts.config.kind == "stock" and not known:
         text = f"transformers has no model_type {shown(model_type)}"
         yield Finding(("model_type",), text, "none needed")
 
@@ -937,7 +935,8 @@ def needs_ropepatch(facts: Facts) -> Iterator[Finding]:
 def rejected(facts: Facts) -> Iterator[Finding]:
     """A config.json from which transformers does not build the model and its RoPE."""
     is_stock = facts.config.kind == "stock"
-    if not is_stock or not is_known(facts.raw.get("model_type")):
+    known = is_known(facts.raw.get("model_type")) or facts.config.stand_in
+    if not is_stock or not known or facts.config.unloaded:
         return
     try:
         _build(facts.config)
@@ -948,15 +947,13 @@ def rejected(facts: Facts) -> Iterator[Finding]:
 def _build(config: Config) -> None:
     """Build the model and, if ropepatch supports it, its RoPE."""
     text = config.text
-    kind = stated_class(config.whole)
-    if kind is None and not generates(config.whole.model_type):
-        return
-    model = blueprint(config.whole, kind)
+    model = blueprint(config.whole)
     try:
         site = find_rotary(model)
     except RopepatchError:  # another architecture, not another config.json
         return
-    read_rope(text, site)
+    if site is not WITHOUT_SITE:
+        read_rope(text, site)
 
 
 # What they find

@@ -9,7 +9,7 @@ import torch
 
 from ropepatch.doctor.findings import Finding, Rule
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import Config, blueprint, stated_class
+from ropepatch.model.config import Config, blueprint
 from ropepatch.model.loading import check_weights
 from ropepatch.model.weights import (
     COPY_BLOCK,
@@ -65,7 +65,7 @@ def look_at_weights(
         weights = read_headers(folder)
     except RopepatchError as error:
         return None, list(_unread(folder, sets, error))
-    findings = list(_misfit(config, weights))
+    findings = [] if config.unloaded else list(_misfit(config, weights))
     if len(sets) == 2:
         problem = f"the folder has two sets of weights; transformers loads {sets[0]}, not {sets[1]}"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
@@ -85,7 +85,7 @@ def _unread(folder: Path, sets: list[str], error: RopepatchError) -> Iterator[Fi
 def _misfit(config: Config, weights: Weights) -> Iterator[Finding]:
     """Report weights that do not fit config.json; an invalid config.json is another finding."""
     try:
-        model = blueprint(config.whole, stated_class(config.whole))
+        model = blueprint(config.whole)
     except RopepatchError:
         return
     file = weights.files[0].name

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ropepatch.attention import Remapping
+from ropepatch.attention.interchange import refusal
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.remapping_code import remapping_code, remapping_keys
@@ -27,6 +28,7 @@ from ropepatch.model.config import (
     UP_TO_SWITCH,
     Config,
     differs_by_layer,
+    generates,
     head_dim_of,
     legacy_keys,
     of_global_layers,
@@ -82,6 +84,8 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     """
     if isinstance(config, GgufModel):
         return _gguf_change(config, method, target)
+    if not config.has_rope:
+        return _lengths_only(config, method, target)
     if (stated := config.tied_yarn) and not isinstance(method, YaRN):
         raise RopepatchError(
             f"{method.name} cannot extend {config.model_type}: YaRN's factor, {stated['factor']:g}, "
@@ -91,15 +95,30 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     if isinstance(method, Scaling):
         return scaling_change(config, method, target)
     assert isinstance(method, Remapping)
+    if not generates(config.whole):
+        raise refusal(config.skeleton, "its attention may not be causal")
     check_mappable(config.skeleton, config.window)
     unscaled = scaling_change(
         config, make_scaling("none", factor=target / config.window), target
     )
-    if config.is_part or config.custom is not None:  # in memory only
+    if config.is_part or config.custom or config.stand_in:  # in memory only
         return unscaled
     keys = remapping_keys(config, method, target)
     code = {CODE: remapping_code(config.model_type, config.site.path)}
     return replace(unscaled, keys={**unscaled.keys, **keys}, code=code)
+
+
+def _lengths_only(config: Config, method: Method, target: int) -> Change:
+    """Return the change of a model whose attention has no RoPE."""
+    if method.changes_frequencies or isinstance(method, Remapping):
+        raise RopepatchError(
+            f"the attention of {config.model_type} has no RoPE: it needs no scaling for a longer context",
+            hint=f"{argument('method', 'none')} only writes the longer length",
+        )
+    keys = (
+        key for key in ("max_position_embeddings", SEQUENCE) if key in config.stated
+    )
+    return Change(dict.fromkeys(keys, target), config.frequencies)
 
 
 # A scaling in config.json
@@ -485,8 +504,10 @@ class Planned:
 
     @cached_property
     def rope_parameters(self) -> dict[str, Any]:
-        """The new `rope_parameters`; those of the global layers if layer types differ; empty for GGUF."""
+        """The new `rope_parameters`, of the global layers if types differ; empty for GGUF and without RoPE."""
         if isinstance(self.source, GgufModel):
+            return {}
+        if not self.config.has_rope:
             return {}
         return self.config.site.of(self.change.keys["rope_parameters"])
 

@@ -361,7 +361,7 @@ def support_of(plan: Planned) -> list[Engine]:
         return rows
     config = plan.source.config
     return engine_support(
-        plan.rope_parameters,
+        plan.rope_parameters or {"rope_type": "default"},  # without RoPE
         config.rope,
         plan.target,
         config.model_type,

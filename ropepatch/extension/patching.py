@@ -196,6 +196,11 @@ def put(model: PreTrainedModel, plan: Plan) -> Patch | Remapped:
         original = plan.config.original
         return remap_positions(model, plan.method, to=plan.target, original=original)
     keys, config = plan.patched.keys, plan.config
+    if not config.has_rope:
+        raise RopepatchError(
+            f"the attention of {config.model_type} has no RoPE: there is nothing to patch",
+            hint="it runs at any length; ropepatch.extend writes the longer length",
+        )
     # Of another class with the same decoder, it differs from the plan's
     path = find_rotary(model).path
     stock = model.get_submodule(path)

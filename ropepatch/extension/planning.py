@@ -263,7 +263,7 @@ def warnings_of(plan: Planned) -> Iterator[str]:
     yield from _of_target(plan, config.rope)
     yield from _of_architecture(plan, config)
     written = json.dumps(config.raw, default=str)
-    if not any(key in written for key in THETA_KEYS):
+    if config.has_rope and not any(key in written for key in THETA_KEYS):
         yield f"config.json has no rope_theta: transformers' default is {plain(config.rope.rope_theta)}"
 
 
@@ -327,7 +327,15 @@ def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
             "image rows, columns and frames use the same RoPE (mrope_section) and are scaled with the text; "
             "ropepatch measures only text"
         )
-    if config.raw.get("auto_map"):
+    if other := config.stand_in:
+        code = other.unloaded or "its remote code is kept, and not run"
+        yield f"{code}: only config.json changes, read as {other.model_type}"
+        if other.unloaded and plan.change.frequencies.attention_factor != 1:
+            yield (
+                "code of other makers may derive the attention factor itself: with "
+                "attention_factor=1 all readers agree"
+            )
+    elif config.raw.get("auto_map"):
         yield "auto_map (remote code) is dropped from config.json: transformers has this architecture"
     local = config.local_rope
     if plan.method.changes_frequencies and local:

@@ -91,10 +91,10 @@ def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[st
 
 def check_holds_remapping(config: Config) -> None:
     """Raise if a remapping of this model can be used in memory but not saved."""
-    if config.is_part or config.is_quantised:
+    if config.is_part or config.is_quantised or config.stand_in:
         raise RopepatchError(
             f"{config.model_type} cannot be saved with a position remapping: it is a part of a larger model, "
-            "or its weights are quantised",
+            "its weights are quantised, or it has code of its own",
             hint="use it in memory: ropepatch.patch(model, plan)",
         )
 

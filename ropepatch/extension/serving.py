@@ -17,12 +17,20 @@ from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import support_of
 from ropepatch.model.architectures import GGUF_GLOBAL
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import DUAL_CHUNK, LEGACY_KEYS, dual_chunk_original
+from ropepatch.model.config import (
+    DUAL_CHUNK,
+    LEGACY_KEYS,
+    dual_chunk_original,
+    generates,
+)
 from ropepatch.model.cost import cache_bytes
 from ropepatch.model.gguf import GgufModel, GgufRope
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import refuse_unknown
+
+# vllm#58080: the acceptance of a draft without the scaling falls to 0 beyond the original length
+DRAFT = "with a draft model, serve written checkpoints: these options do not reach the draft"
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,10 @@ def serving(plan: Planned, engine: str) -> Serving:
             return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
         return GGUF_ENGINES[engine](plan, plan.source)
     serve = _of_converted if engine in GGUF_ENGINES else _of_config
-    cache = cache_bytes(plan.source.config.text, plan.target)
-    return replace(serve(plan, engine), cache=cache)
+    served = serve(plan, engine)
+    if not generates(plan.config.whole):
+        return served
+    return replace(served, cache=cache_bytes(plan.config.text, plan.target))
 
 
 # The engines that read config.json
@@ -104,7 +114,7 @@ def _of_config(plan: Planned, engine: str) -> Serving:
     else:
         written = "mlx_lm.server --model DIR"
     if direct and not (scales and dual_chunk_original(plan.config.text)):
-        return Serving(engine, direct, note=note)
+        return Serving(engine, direct, note="; ".join(filter(None, (note, DRAFT))))
     if direct:
         why = f"{DUAL_CHUNK} of the unchanged one would replace the scaling"
     command = ropepatch_command("extend", plan, plan.source.name)

@@ -50,7 +50,7 @@ def _parameters(method: Method) -> str:
 
 def engines_table(plan: Planned, engines: Iterable[Engine]) -> Table:
     """Return the table of engine support."""
-    kind = plan.method.stated_as(plan.rope_parameters.get("rope_type", "GGUF"))
+    kind = plan.method.stated_as(plan.rope_parameters.get("rope_type", "-"))
     rows = (
         (f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note)
         for engine in engines
@@ -65,6 +65,9 @@ def _effect(plan: Planned) -> Iterator[str | Table]:
         reach = plan.method.reach(window)
         length = "at any length" if reach is None else f"up to {reach} tokens"
         yield f"remapped distances stay within the original context of {window} tokens, {length}"
+        return
+    if not rope.num_pairs:
+        yield "its attention has no RoPE: only the length changes"
         return
     frequencies = plan.frequencies()
     numbers = (

@@ -15,7 +15,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.extension.remapping_code import load_remapped, remapped_layers
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import stock_code, text_config
+from ropepatch.model.config import generates, stock_code, text_config
 from ropepatch.model.head import check_finite
 from ropepatch.model.precision import available_bytes
 
@@ -47,12 +47,15 @@ def patched_logits(source: Checkpoint, plan: Plan) -> tuple[Tensor | str, Change
         remapping names the layers that it applies to.
     """
     change = plan.change
+    if source.config.unloaded:
+        return source.config.unloaded, change
     if source.config.is_quantised:
         return "quantised weights", change
     if not change.code and 2 * source.weights.num_bytes > available_bytes():
         return "the weights do not fit into memory", change
     model = source.load(torch.float32 if change.code else None)
-    put(model, plan)
+    if source.config.has_rope:
+        put(model, plan)
     if change.code:
         change = change.limited_to(remapped_layers(model))
     return probe_logits(model, plan.target, source.folder.name), change
@@ -93,11 +96,13 @@ def verify(
         largest = expected.abs().max().item()
         if plan.change.code:
             tolerance += MAP_TOLERANCE * largest
-        elif plan.rope_parameters["rope_type"] == "dynamic":
+        elif plan.rope_parameters.get("rope_type") == "dynamic":
             tolerance += DYNAMIC_TOLERANCE * largest
         if not difference <= tolerance:
             raise _differs("logits", difference)
         result = "equal" if difference == 0 else f"within {difference:.1e}"
+        if not generates(model.config):
+            result += ", as hidden states"
     compared = difference is not None
     verdict = Verdict(
         frequencies="equal", logits=result, compared=compared, difference=difference
@@ -127,7 +132,11 @@ def check_frequencies(written: Checkpoint, plan: Plan) -> None:
 
 @torch.inference_mode()
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
-    """Compute the logits [1, T, V] float32 of random tokens spread evenly over the target length."""
+    """Compute the logits [1, T, V] float32 of random tokens spread evenly over the target length.
+
+    Of a model without a language model head, the last hidden states [1, T, D].
+    """
+    has_head = generates(model.config)
     vocabulary = text_config(model.config).vocab_size
     ids = torch.randint(
         vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0)
@@ -135,18 +144,19 @@ def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
     # Without an explicit mask, jumps in the positions would count as packed documents.
     with stock_code(f"run {name}"):
-        out = model(
+        out = (model if has_head else model.base_model)(
             ids,
             position_ids=positions,
             attention_mask=torch.ones_like(ids),
-            use_cache=False,
+            **({"use_cache": False} if has_head else {}),
         )
-    logits: Tensor = out.logits.float()
+    computed = out.logits if has_head else out.last_hidden_state
+    logits: Tensor = computed.float()
     if not logits.isfinite().all():
         check_finite(model, name)
         raise RopepatchError(
             f"{name} computes logits that are NaN or infinite",
-            hint=f"its weights are finite, so it overflows in {out.logits.dtype}: use a wider dtype",
+            hint=f"its weights are finite, so it overflows in {computed.dtype}: use a wider dtype",
         )
     return logits
 

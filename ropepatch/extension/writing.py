@@ -51,7 +51,7 @@ from ropepatch.model.checkpoint import (
     is_carried,
     saving,
 )
-from ropepatch.model.config import DUAL_CHUNK, KEY, stated_class
+from ropepatch.model.config import DUAL_CHUNK, KEY
 from ropepatch.model.loading import check_weights
 from ropepatch.model.weights import Progress, checksums, clone_files
 
@@ -172,10 +172,11 @@ def check(
     check_savable(plan)
     folder, source = absent(out), plan.checkpoint(include)
     check_outside(source, folder)
-    files = small_files(source.folder, include)
+    files = small_files(source.folder, [*include, *source.code])
     copy = Copy.of(plan, source, out, files)
     check_secrets(files)
-    _check_weights(source)
+    if not source.config.unloaded:
+        check_weights(source.weights, source.config.skeleton)
     if plan.change.code:
         for name in other_code(source.folder, files):
             raise RopepatchError(
@@ -218,19 +219,6 @@ def check_outside(source: Checkpoint, folder: Path) -> None:
             f"{folder} lies inside the source checkpoint",
             hint=f"choose an {argument('out')} outside it",
         )
-
-
-def _check_weights(source: Checkpoint) -> None:
-    try:
-        check_weights(source.weights, source.config.skeleton)
-    except RopepatchError as error:
-        kind = stated_class(source.config.whole)
-        if kind is None:
-            raise
-        raise RopepatchError(
-            f"architectures in config.json names {kind.__name__}, which has no language model head",
-            hint="ropepatch extends causal language models",
-        ) from error
 
 
 def proof_of(
@@ -304,7 +292,7 @@ def write_configuration(
     source: Checkpoint, folder: Path, plan: Plan, change: Change
 ) -> None:
     """Write the JSON files that contain the context length, and the code files of a change."""
-    dropped = ["auto_map"]
+    dropped = [] if source.config.stand_in else ["auto_map"]
     if plan.method.changes_frequencies:
         dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
     changed = source.config.changed(change.keys).raw

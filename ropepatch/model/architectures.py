@@ -61,6 +61,16 @@ STATE_THETA = _types(  # every published configuration contains rope_theta
     "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
 )
+# Classes of draft models, which borrow the model_type of another; SGLang, vLLM and SpecForge of 2026-09
+DRAFTS = _types("*Eagle* *EAGLE* *MTP* *NextN* *DFlash* *DSpark* *Medusa* *Speculator*")
+# Classes of remote code, and the stock type that reads the same RoPE keys; MiniCPM4, MiniCPM-V 4, Nemotron
+READ_AS = {
+    "MiniCPMForCausalLM": "llama",
+    "MiniCPMV": "llama",
+    "DeciLMForCausalLM": "llama",
+}
+# The part of InternVL's remote code that a stock class is made from
+WRAPPED = "llm_config"
 WITHOUT_ROPE = _types(  # hybrids whose attention has no position encoding, or only by an option; 5.23
     "granitemoehybrid jamba kimi_linear nemotron_h zamba zamba2"
 )

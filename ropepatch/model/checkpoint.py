@@ -432,8 +432,15 @@ class Checkpoint:
             RopepatchError: If they cannot be downloaded.
         """
         if self.revision is not None:
-            _download(self.name, self.revision, [*DOWNLOADED, *include])
+            code = ["*.py"] if self.config.stand_in else []
+            _download(self.name, self.revision, [*DOWNLOADED, *include, *code])
         return self
+
+    @property
+    def code(self) -> list[str]:
+        """The pattern of the code files that a draft model or remote code keeps."""
+        found = self.config.stand_in and any(self.folder.glob("*.py"))
+        return ["*.py"] if found else []
 
     def check_unchanged(self) -> None:
         """Raise a `RopepatchError` if config.json has changed since it was read."""
@@ -533,6 +540,11 @@ class Checkpoint:
             RopepatchError: If it has a position remapping or a swapped encoding, its weights do not fit
                 config.json, or the dtype does not support computation.
         """
+        if self.config.unloaded:
+            raise RopepatchError(
+                f"{self.name or self.folder}: {self.config.unloaded}, so its weights are not loaded",
+                hint="plan and extend change its config.json",
+            )
         raw = self.raw if config is None else config.raw
         given = None if config is None else copy.deepcopy(config.whole)
         model = load_model(

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Self, TypeGuard
+from typing import Any, Literal, NamedTuple, Self, TypeGuard
 
 import torch
 import transformers
 from torch import nn
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     PreTrainedConfig,
@@ -31,16 +32,21 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
 )
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.model.architectures import (
+    DRAFTS,
     GLOBAL_LAYERS,
     NEOX_KEYS,
+    READ_AS,
+    SLIDING_LAYERS,
     TIED,
     WITHOUT_ROPE,
+    WRAPPED,
     LocalRope,
     local_rope,
 )
@@ -50,8 +56,8 @@ from ropepatch.model.rotary import (
     find_substitute,
     is_stock,
 )
+from ropepatch.scaling.rope import LARGEST_BASE, STOPPED, Frequencies, Rope
 from ropepatch.scaling.rope import ORIGINAL as ORIGINAL
-from ropepatch.scaling.rope import STOPPED, Frequencies, Rope
 from ropepatch.settings import MAX_NUMBER, Length, relative_length, shown
 
 REQUIRED = {  # by rope type
@@ -225,6 +231,41 @@ def without_remapping(raw: dict[str, Any]) -> dict[str, Any]:
 # config.json
 
 
+class StandIn(NamedTuple):
+    """How stock transformers reads the RoPE of a config.json whose class it does not have.
+
+    Args:
+        model_type: The type of the stock class that reads the same keys.
+        section: The key of the language model's part; None for the top level.
+        unloaded: Why stock transformers does not load the weights; empty if it does.
+    """
+
+    model_type: str
+    section: str | None
+    unloaded: str
+
+
+def stand_in(raw: dict[str, Any]) -> StandIn | None:
+    """Return how to read a config.json of a draft model or of remote code; None for a stock class."""
+    names, model_type = raw.get("architectures"), raw.get("model_type")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if name in DRAFTS:
+        borrowed = model_type if is_known(model_type) else "llama"
+        return StandIn(borrowed, None, f"{name} is a draft model")
+    if is_known(model_type):
+        return None
+    for known, class_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if class_name == name:
+            return StandIn(known, None, "")
+    unloaded = f"the code of {name} is not run"
+    if name in READ_AS:
+        return StandIn(READ_AS[name], None, unloaded)
+    part = raw.get(WRAPPED)
+    if isinstance(part, dict) and is_known(part.get("model_type")):
+        return StandIn(part["model_type"], WRAPPED, unloaded)
+    return None
+
+
 def load_config(
     raw: dict[str, Any], own: type[PreTrainedConfig] | None = None
 ) -> PreTrainedConfig:
@@ -238,16 +279,22 @@ def load_config(
     if own is not None:
         with stock_code("read the model's configuration"):
             return own.from_dict(_with_floats(raw))
+    if other := stand_in(raw):
+        part = raw[other.section] if other.section else raw
+        # The code of DeciLM has other sizes by layer, and null at the top
+        stated = {key: value for key, value in part.items() if value is not None}
+        raw = stated | {"model_type": other.model_type}
     model_type = raw.get("model_type")
     if not is_known(model_type):
         if raw.get("auto_map"):
             raise RopepatchError(
                 f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
-                hint="use a model whose architecture is part of transformers; one in memory can be patched",
+                hint="use a checkpoint of the same model that was converted for transformers (often NAME-hf); "
+                "one in memory can be patched",
             )
         raise RopepatchError(
             f"unknown model_type {model_type!r} in config.json",
-            hint="ropepatch extends causal language models of the installed transformers",
+            hint="ropepatch extends models of the installed transformers",
         )
     if raw.get("is_encoder_decoder"):
         raise RopepatchError(
@@ -354,12 +401,14 @@ def dual_chunk_original(config: PreTrainedConfig) -> int | None:
     return original
 
 
-def generates(model_type: str) -> bool:
-    """Return whether transformers has an architecture with a language model head."""
-    return (
-        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        or model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    )
+def generates(config: PreTrainedConfig) -> bool:
+    """Return whether a model has a language model head, as custom ones in memory."""
+    of_text = {
+        *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    }
+    other_types = MODEL_MAPPING_NAMES.keys() - of_text
+    return stated_class(config) is None and config.model_type not in other_types
 
 
 def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -422,44 +471,43 @@ def _with_floats(raw: dict[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-def auto_class(model_type: str) -> Any:
-    """Return transformers' auto class that loads an architecture with its language model head.
+def loader_of(config: PreTrainedConfig) -> Any:
+    """Return the class that loads a model: an auto class, or that in `architectures` with another head.
 
     Raises:
         RopepatchError: If there is none.
     """
-    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if stated := stated_class(config):
+        return stated
+    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM
-    if model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+    if config.model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
         return AutoModelForMultimodalLM
+    if config.model_type in MODEL_MAPPING_NAMES:
+        return AutoModel
     raise RopepatchError(
-        f"transformers has no model of type {model_type} that generates text by itself",
-        hint="ropepatch extends what AutoModelForCausalLM and AutoModelForMultimodalLM load",
+        f"transformers has no model of type {config.model_type} by itself",
+        hint="ropepatch extends what AutoModel loads",
     )
 
 
-def blueprint(
-    config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None
-) -> PreTrainedModel:
-    """Build the model on the meta device, without allocating its weights.
-
-    Args:
-        config: Its configuration, which the call does not change.
-        kind: Its class; None for the one with a language model head.
-    """
-    # A dtype would change torch's default dtype in all threads.
-    options: dict[str, Any] = {"dtype": None}
-    if kind is None:
-        build: Any = auto_class(config.model_type).from_config
-        options["trust_remote_code"] = False  # None would prompt on stdin
-    else:
-        build = kind._from_config
+def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the model on the meta device, without allocating its weights."""
+    loader = loader_of(config)
+    own = copy.deepcopy(config)
     with (
         stock_code(f"build {config.model_type} from config.json"),
         torch.device("meta"),
     ):
-        model: PreTrainedModel = build(copy.deepcopy(config), **options)
-    return model
+        # A dtype would change torch's default dtype in all threads.
+        if issubclass(loader, PreTrainedModel):
+            stated: PreTrainedModel = loader._from_config(own, dtype=None)
+            return stated
+        # None would prompt on stdin
+        model: PreTrainedModel = loader.from_config(
+            own, dtype=None, trust_remote_code=False
+        )
+        return model
 
 
 def check_rope_types(config: PreTrainedConfig) -> None:
@@ -547,6 +595,10 @@ class RotarySite:
         )
 
 
+# Of hybrids whose attention has no position encoding
+WITHOUT_SITE = RotarySite("", nn.Identity, None)
+
+
 def find_rotary(model: nn.Module) -> RotarySite:
     """Find the rotary module of a model; raise a `RopepatchError` unless it is one like LLaMA's."""
     if substitute := find_substitute(model, RotarySubstitute):
@@ -555,10 +607,7 @@ def find_rotary(model: nn.Module) -> RotarySite:
     refusal = partial(_refusal, config.model_type)
     modules = language_ropes(model)
     if not modules and text_config(config).model_type in WITHOUT_ROPE:
-        raise RopepatchError(
-            f"the attention of {config.model_type} has no RoPE: it needs no scaling for a longer context",
-            hint="write the longer length as max_position_embeddings into config.json",
-        )
+        return WITHOUT_SITE
     if not modules:
         raise refusal(
             "it has no rotary module (positions are learned, biased or absent)"
@@ -571,7 +620,7 @@ def find_rotary(model: nn.Module) -> RotarySite:
         )
     if len(modules) > 1:
         raise refusal(
-            f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ..."
+            f"its attention has {len(modules)} rotary modules, such as {next(iter(modules))}, not one for all"
         )
     ((path, module),) = modules.items()
     rotary_class = type(module)
@@ -587,6 +636,11 @@ def find_rotary(model: nn.Module) -> RotarySite:
     if not isinstance(getattr(module, "rope_type", None), dict):
         return RotarySite(path, rotary_class, None)
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
+        kinds = {*getattr(text_config(config), "layer_types", ())}
+        if kinds == {SLIDING_LAYERS}:
+            raise refusal(
+                f"all its layers have a sliding window, so a test model needs one of {GLOBAL_LAYERS}"
+            )
         raise refusal(
             f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
         )
@@ -930,6 +984,8 @@ class Config(StatedRope):
     def section(self) -> str | None:
         """The key of the language model's part of config.json; None for the top level."""
         name = part_of(self.whole)
+        if self.stand_in:
+            name = self.stand_in.section
         return name if isinstance(self.raw.get(name or ""), dict) else None
 
     @property
@@ -946,7 +1002,9 @@ class Config(StatedRope):
     def held(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the current values of some keys, where set, and `rope_parameters`."""
         kept = {key: self.stated[key] for key in keys if key in self.stated}
-        return copy.deepcopy(kept | {"rope_parameters": self.text.rope_parameters})
+        if self.has_rope:
+            kept["rope_parameters"] = self.text.rope_parameters
+        return copy.deepcopy(kept)
 
     # The model that it describes
 
@@ -988,9 +1046,30 @@ class Config(StatedRope):
         return quantization_of(self.whole) is not None
 
     @property
-    def auto_class(self) -> str:
-        """The name of the auto class that loads the model."""
-        return str(auto_class(self.raw["model_type"]).__name__)
+    def loader(self) -> str:
+        """The name of the class of transformers that loads the model."""
+        return str(loader_of(self.whole).__name__)
+
+    @cached_property
+    def stand_in(self) -> StandIn | None:
+        """How stock transformers reads a draft model or remote code; None for a stock class."""
+        return None if self.custom else stand_in(self.raw)
+
+    @property
+    def unloaded(self) -> str:
+        """Why stock transformers does not load the weights; empty if it does."""
+        return self.stand_in.unloaded if self.stand_in else ""
+
+    def check_generates(self) -> None:
+        """Raise a `RopepatchError` for a model that generates no text by itself."""
+        reason = self.unloaded
+        if not reason and not generates(self.whole):
+            reason = f"{self.loader} has no language model head"
+        if reason:
+            raise RopepatchError(
+                f"{reason}: ropepatch measures and trains what generates text",
+                hint="plan, extend and doctor take it",
+            )
 
     # RoPE
 
@@ -1000,6 +1079,11 @@ class Config(StatedRope):
         _ = self.text
         return self.known_site or find_rotary(self.skeleton)
 
+    @property
+    def has_rope(self) -> bool:
+        """Whether attention rotates; that of some hybrids has no position encoding."""
+        return self.site is not WITHOUT_SITE
+
     @cached_property
     def layer_type(self) -> str | None:
         """The type of the layers that are scaled, if RoPE differs by layer type."""
@@ -1007,8 +1091,8 @@ class Config(StatedRope):
 
     @cached_property
     def rope_parameters(self) -> dict[str, Any]:
-        """The current `rope_parameters`, of the scaled layer type."""
-        return self.site.of(self.text.rope_parameters)
+        """The current `rope_parameters`, of the scaled layer type; empty without RoPE."""
+        return self.site.of(self.text.rope_parameters) if self.has_rope else {}
 
     @cached_property
     def local_rope(self) -> LocalRope | None:
@@ -1022,6 +1106,8 @@ class Config(StatedRope):
         """The RoPE parameters by config.json."""
         if self.scaled_rope is not None:
             return self.scaled_rope
+        if not self.has_rope:
+            return Rope(0, LARGEST_BASE, _window(self.text, {}), ())
         rope = read_rope(self.text, self.site)
         check_table_rules(self.text, self.site)
         if stated := self.tied_yarn:
@@ -1047,8 +1133,10 @@ class Config(StatedRope):
     def frequencies(self) -> Frequencies:
         """The frequencies that stock transformers computes: the reference for all others.
 
-        For a `longrope` with two lists, those beyond the switch.
+        For a `longrope` with two lists, those beyond the switch. None without RoPE.
         """
+        if not self.has_rope:
+            return Frequencies(torch.empty(0))
         return stock_table(self.text, self.site, beyond_switch=True)
 
     @cached_property

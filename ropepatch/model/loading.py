@@ -19,10 +19,11 @@ from transformers import (
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import (
-    auto_class,
     load_config,
+    loader_of,
     no_progress_bars,
     quantization_of,
+    stand_in,
     stock_code,
     text_config,
 )
@@ -61,10 +62,12 @@ def load_model(
         "quantization_config": quantization,
     }
     # Else stock transformers parses config.json itself
+    if config is None and stand_in(raw):
+        config = load_config(raw)
     if config is not None:
         how["config"] = config
     own = config or load_config(raw)
-    load: Any = auto_class(own.model_type).from_pretrained
+    load: Any = loader_of(own).from_pretrained
     hint = "fix config.json or the weights so that transformers loads them"
     # transformers initialises missing weights at random, before they raise an error below.
     with (

@@ -24,7 +24,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Record
 from ropepatch.extension.writing import Written
 from ropepatch.model.checkpoint import READING, Checkpoint
-from ropepatch.model.config import Config, scaled_twin, stock_code
+from ropepatch.model.config import Config, generates, scaled_twin, stock_code
 from ropepatch.model.cost import HOUR, forward_bytes, forward_operations, kind_of
 from ropepatch.model.head import log_probs_at
 from ropepatch.model.precision import available_bytes
@@ -74,6 +74,10 @@ def why_none(config: Config, method: str, window: int, target: int) -> str | Non
         return "it needs ropepatch's own code, which no engine runs"
     if method in METHODS and METHODS[method].length_dependent:
         return f"{method} changes with the prompt length, differently in each engine"
+    if config.unloaded:
+        return config.unloaded
+    if not generates(config.whole):
+        return "it has no language model head"
     if config.is_quantised:
         return "its weights are quantised"
     if target - window < SIDE:

@@ -123,8 +123,10 @@ class YaRN(Scaling):
     def check(self) -> None:
         super().check()
         self._require(self.beta_slow >= 1 / MAX_NUMBER, "beta_slow", "above 0")
+        # Both are 1 in Kimi-K2, whose ramp is rounded to two pairs
+        is_step = self.beta_fast == self.beta_slow and self.ramp != "rotations"
         self._require(
-            self.beta_fast > self.beta_slow,
+            is_step or self.beta_fast > self.beta_slow,
             "beta_fast",
             f"above beta_slow = {self.beta_slow}",
         )

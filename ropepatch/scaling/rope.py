@@ -37,15 +37,17 @@ class Frequencies(NamedTuple):
         """Return the largest absolute difference of any value; infinite if the numbers of pairs differ."""
         if self.inv_freq.shape != other.inv_freq.shape:
             return math.inf
-        distance = (self.inv_freq - other.inv_freq).abs().max().item()
-        return max(distance, abs(self.attention_factor - other.attention_factor))
+        apart = (self.inv_freq - other.inv_freq).abs().tolist()
+        apart.append(abs(self.attention_factor - other.attention_factor))
+        distance: float = max(apart)
+        return distance
 
 
 class Rope(Settings):
     """The RoPE parameters of one model.
 
     Args:
-        rotary_dim: d, even: head_dim * partial_rotary_factor.
+        rotary_dim: d, even: head_dim * partial_rotary_factor; 0 without RoPE.
         rope_theta: The base b.
         original_max_position_embeddings: L, the context length that the model was trained with, in tokens.
         carried: The d/2 frequencies of an already scaled model, in radians per token; None for b^(-2i/d).
@@ -81,7 +83,7 @@ class Rope(Settings):
             self.rope_theta,
             self.original_max_position_embeddings,
         )
-        if d < 2 or d % 2:
+        if d % 2 or (d < 2 and self.carried != ()):
             raise RopepatchError(
                 f"rotary dimension must be even and at least 2, got {d}",
                 hint="rotary dimension = head_dim * partial_rotary_factor: check both in config.json",

@@ -16,14 +16,16 @@ from ropepatch.settings import Length
 def find_checkpoint(
     model: str | os.PathLike[str], revision: str | None, original: Length | None
 ) -> Checkpoint:
-    """Find the checkpoint that a user names; config.json only for a Hub id."""
+    """Find the checkpoint to measure that a user names; config.json only for a Hub id."""
     if not isinstance(model, str | os.PathLike):
         raise RopepatchError(
             f"{argument('model')} must be a checkpoint folder or a Hub id, got {type(model)}",
             hint="save it, and pass the folder; `passkey` and `perplexity` take the model",
         )
     place = model if isinstance(model, str) else Path(model)
-    return Checkpoint.find(place, revision, original=original)
+    checkpoint = Checkpoint.find(place, revision, original=original)
+    checkpoint.stock.check_generates()
+    return checkpoint
 
 
 def default_folder(model: str, *parts: str) -> Path:

@@ -125,6 +125,7 @@ def train(
             "a plan already sets target, method, original and revision",
             hint="pass the model, or only the plan",
         )
+    plan.config.check_generates()
     if text is not None:
         source = Texts(text=os.fspath(text), field=field, split=split)
         settings = _reading(settings, source)
@@ -138,7 +139,8 @@ def train(
         checks.append(partial(_check_fingerprint, run))
     if dry_run:
         if _is_here(plan):
-            checks += [run.check_out, partial(_check_source, run)]
+            checks += [run.check_out, lambda: run.source.weights]
+            checks += [partial(_check_source, run)]
         expected = None
         with suppress(RopepatchError):  # one of the obstacles
             expected = forecast(settings, plan, run.counted, run.processes.count)

@@ -100,7 +100,11 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ),
     (
         "EXTEND",
-        config(model_type="internlm2", auto_map={"AutoModel": "modeling.Model"}),
+        config(
+            model_type="internlm2",
+            architectures=["InternLM2ForCausalLM"],
+            auto_map={"AutoModel": "modeling.Model"},
+        ),
         "model_type 'internlm2' asks for remote code (auto_map),",
     ),
     (

@@ -303,10 +303,10 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
     ("tokenizer-behind", "warning", QWEN_3, {LIMIT: 40960}, {}, {LIMIT: 131072}),
     (
         *(
-            "no-language-model",
+            "draft-or-remote-code",
             "remark",
             QWEN_2,
-            {ARCHITECTURES: ["Qwen2ForSequenceClassification"]},
+            {ARCHITECTURES: ["DFlashDraftModel"]},
         ),
         {ARCHITECTURES: ["Qwen2ForCausalLM"]},
         {},
@@ -425,20 +425,17 @@ EXPECTED = {  # every other one has no findings
     **dict.fromkeys(
         (
             *(
-                "aic-deepseek-ref",
-                "aic-kimi-k2",
-                "aic-nemotron-super",
                 "sophgo-chatglm3-32k",
-            ),
-            *(
                 "sophgo-glm4-9b-chat",
                 "sophgo-internvl2-2b",
-                "sophgo-minicpm3-4b",
-                "sophgo-minicpm4",
+                "sophgo-qwen-7b-chat",
             ),
-            *("sophgo-minicpmv4", "sophgo-qwen-7b-chat"),
         ),
         REMOTE,
+    ),
+    **dict.fromkeys(
+        ("aic-nemotron-super", "sophgo-minicpm4", "sophgo-minicpmv4"),
+        "draft-or-remote-code:remark",
     ),
 }
 

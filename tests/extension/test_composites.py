@@ -136,7 +136,6 @@ def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
             "in text_config, where config.json has none",
         ),
         (tiny_config("qwen2_5_omni").to_dict(), "its thinker reads text"),
-        ({"model_type": "clip"}, "no model of type clip that generates text"),
     ],
 )
 def test_a_language_model_outside_the_sections_of_transformers_is_rejected(raw, words):

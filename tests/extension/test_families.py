@@ -12,7 +12,7 @@ from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_config, tiny_model
 from transformers import CONFIG_MAPPING
 
 from ropepatch import RopepatchError
-from ropepatch.model.config import auto_class
+from ropepatch.model.config import loader_of
 from ropepatch.scaling.rope import Frequencies
 
 UNTRIED = "not tried: no small random model of it is built here"
@@ -34,7 +34,7 @@ def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_
             plan_family(config, "yarn")
         return
     with torch.device("meta"):
-        model = auto_class(model_type).from_config(config)
+        model = loader_of(config).from_config(config)
     plan = plan_family(config, "yarn")
     module = model.get_submodule(plan.config.site.path)
     assert type(module) is plan.config.site.rotary_class

@@ -12,6 +12,7 @@ from ropepatch.model.architectures import LOCAL_BASE, ModelTypes
 def test_every_pattern_matches_a_complete_model_type_of_transformers():
     named = [one for one in vars(architectures).values() if isinstance(one, ModelTypes)]
     assert len(named) >= 9
+    named.remove(architectures.DRAFTS)  # of classes
     patterns = {pattern for model_types in named for pattern in model_types}
     assert OLDEST or all(
         any(fnmatchcase(one, pattern) for one in CONFIG_MAPPING) for pattern in patterns

@@ -314,7 +314,7 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     ("llama3", "alpha"): [0.0],
     ("llama3", "beta"): [0.5],
     ("yarn", "beta_slow"): [0.0],
-    ("yarn", "beta_fast"): [1.0, 0.5, math.inf],
+    ("yarn", "beta_fast"): [0.5, math.inf],
     ("yarn", "ramp"): ["sideways"],
     ("yarn", "attention_factor"): [0.0, math.inf, math.nan],
     ("dynamic", "form"): ["huggingface"],

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from ropepatch.model.config import auto_class
+from ropepatch.model.config import loader_of
 
 # Sizes whose estimated cost is compared with what torch allocates and computes.
 LLAMA_SIZES = {
@@ -302,11 +302,8 @@ def tiny_config(model_type: str, **more: Any) -> PreTrainedConfig:
 def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A float32 model in eval mode whose weights are large enough for its logits to depend on positions."""
     torch.manual_seed(seed)
-    model = (
-        auto_class(model_type)
-        .from_config(tiny_config(model_type, **more), dtype=torch.float32)
-        .eval()
-    )
+    config = tiny_config(model_type, **more)
+    model = loader_of(config).from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:

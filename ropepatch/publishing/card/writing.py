@@ -158,7 +158,7 @@ def read_folder(
         return model
     checkpoint = Checkpoint(folder)
     return replace(
-        model, weights=checkpoint.fingerprint, loader=checkpoint.stock.auto_class
+        model, weights=checkpoint.fingerprint, loader=checkpoint.stock.loader
     )
 
 

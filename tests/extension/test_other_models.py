@@ -1,0 +1,148 @@
+"""Models without a language model head or without RoPE, draft models, and remote code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from oldest import needs
+from tiny_models import tiny_config, tiny_model
+from transformers import PreTrainedModel
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json, write_json
+from ropepatch.model.checkpoint import Checkpoint
+
+
+def written(folder: Path, method: str, to: str = "4x") -> tuple[Path, dict[str, Any]]:
+    """An extended copy of a checkpoint, and its record."""
+    out = folder.parent / f"{folder.name}-out"
+    ropepatch.extend(folder, out, to=to, method=method, reading=False)
+    return out, read_json(out / "ropepatch.json")
+
+
+@torch.inference_mode()
+def hidden_states(model: PreTrainedModel) -> torch.Tensor:
+    torch.manual_seed(0)
+    ids, positions = torch.randint(40, (1, 9)), torch.arange(9)[None] * 20
+    states: torch.Tensor = model.base_model(
+        ids, position_ids=positions, attention_mask=torch.ones_like(ids)
+    ).last_hidden_state
+    return states
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen3ForSequenceClassification", "LlamaModel", "ModernBertForMaskedLM"],
+)
+def test_a_model_with_another_head_has_its_planned_hidden_states(name, tmp_path):
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(tiny_config(kind.config_class.model_type)).eval()
+    model.save_pretrained(tmp_path / "model")
+    out, record = written(tmp_path / "model", "yarn")
+    assert record["verified"]["logits"] == "equal, as hidden states"
+    reloaded = kind.from_pretrained(out).eval()
+    before = hidden_states(model)
+    with ropepatch.patch(model, "yarn", to="4x"):
+        assert torch.equal(hidden_states(model), hidden_states(reloaded))
+    assert not torch.allclose(before, hidden_states(reloaded), atol=1e-4)
+
+
+def test_what_generates_no_text_is_not_measured_or_trained(tmp_path):
+    kind = transformers.Qwen3ForSequenceClassification
+    kind(tiny_config("qwen3")).save_pretrained(tmp_path / "model")
+    verbs: list[Callable[..., Any]] = [
+        lambda model: ropepatch.evaluate(model, text="stories.txt"),
+        lambda model: ropepatch.compare(model, to="2x", text="stories.txt"),
+        lambda model: ropepatch.train(model, recipe="tiny", to="2x"),
+    ]
+    for verb in verbs:
+        with pytest.raises(RopepatchError, match="has no language model head"):
+            verb(tmp_path / "model")
+    with pytest.raises(RopepatchError, match="may not be causal"):
+        ropepatch.plan(tmp_path / "model", to="2x", method="rerope")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [("nemotron_h", {}), ("granitemoehybrid", {"position_embedding_type": "nope"})],
+)
+def test_a_hybrid_without_rope_gets_only_the_longer_length(
+    model_type, options, tmp_path
+):
+    needs(model_type)
+    tiny_model(model_type, **options).save_pretrained(tmp_path / "model")
+    with pytest.raises(RopepatchError, match="has no RoPE") as caught:
+        ropepatch.plan(tmp_path / "model", to="4x")
+    assert "`method=none`" in str(caught.value.hint)
+    out, record = written(tmp_path / "model", "none")
+    assert record["verified"]["difference"] == 0
+    before, after = (
+        read_json(place / "config.json") for place in (tmp_path / "model", out)
+    )
+    length = before.pop("max_position_embeddings")
+    assert after.pop("max_position_embeddings") == 4 * length
+    assert before.items() <= after.items()
+
+
+def renamed(folder: Path, **keys: Any) -> Path:
+    """A checkpoint with other keys in config.json, and code."""
+    config = read_json(folder / "config.json") | keys
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}
+    write_json(folder / "config.json", config)
+    (folder / "modeling.py").write_text("raise SystemExit\n")
+    return folder
+
+
+def test_remote_code_that_equals_a_stock_class_is_extended_and_compared(tmp_path):
+    tiny_model("deepseek_v3").save_pretrained(tmp_path / "model")
+    folder = renamed(tmp_path / "model", model_type="kimi_k2")
+    out, record = written(folder, "yarn")
+    assert record["verified"]["difference"] == 0
+    config = read_json(out / "config.json")
+    assert config["model_type"] == "kimi_k2"
+    assert config["auto_map"] == {"AutoModelForCausalLM": "modeling.Model"}
+    assert (out / "modeling.py").read_text() == "raise SystemExit\n"
+    loaded = Checkpoint(folder).load()
+    assert type(loaded) is transformers.DeepseekV3ForCausalLM
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "DFlashDraftModel"])
+def test_a_draft_is_never_taken_for_the_model_it_borrows(name, tmp_path):
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path / "model")
+    folder = renamed(tmp_path / "model", architectures=[name], draft_vocab_size=20)
+    out, record = written(folder, "yarn")
+    assert record["verified"]["logits"] == f"not compared: {name} is a draft model"
+    config = read_json(out / "config.json")
+    assert (config["architectures"], config["draft_vocab_size"]) == ([name], 20)
+    target = ropepatch.plan(model, to="4x").change.keys
+    assert config["rope_parameters"] == target["rope_parameters"]
+    assert "auto_map" in config
+    assert (out / "modeling.py").exists()
+    with pytest.raises(RopepatchError, match="is a draft model"):
+        Checkpoint(folder).load()
+
+
+def test_a_wrapper_of_a_stock_language_model_changes_in_its_part(tmp_path):
+    part = json.loads(tiny_config("qwen2").to_json_string(use_diff=False))
+    config = {
+        "model_type": "internvl_chat",
+        "architectures": ["InternVLChatModel"],
+        "auto_map": {"AutoModel": "modeling.Model"},
+        "llm_config": part,
+        "vision_config": {"hidden_size": 8},
+    }
+    write_json(tmp_path / "config.json", config)
+    plan = ropepatch.plan(tmp_path, to="4x")
+    after = plan.config.changed(plan.change.keys).raw
+    stock = ropepatch.plan(tiny_config("qwen2"), to="4x")
+    assert after["llm_config"] == {**part, **stock.change.keys}
+    assert {key: after[key] for key in config if key != "llm_config"} == {
+        key: value for key, value in config.items() if key != "llm_config"
+    }
