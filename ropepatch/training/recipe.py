@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     Tag,
     WrapValidator,
+    model_validator,
     with_config,
 )
 from transformers import TrainingArguments
@@ -253,6 +254,31 @@ else:
     )
 
 
+# Other programs: the keys by which their recipes are known, and those that correspond to ropepatch's
+PROGRAMS = {
+    "axolotl": (
+        ("base_model", "sequence_len"),
+        "base_model is MODEL, sequence_len data.windows, datasets data.sources, lora_r lora.r",
+    ),
+    "LLaMA-Factory": (
+        ("model_name_or_path", "cutoff_len"),
+        "model_name_or_path is MODEL, cutoff_len data.windows, dataset data.sources, lora_rank lora.r",
+    ),
+    "TRL": (
+        ("model_name_or_path", "dataset_name"),
+        "model_name_or_path is MODEL, max_length data.windows, dataset_name data.sources, lora_r lora.r",
+    ),
+    "NeMo RL": (
+        ("policy",),
+        "policy.model_name is MODEL, policy.max_total_sequence_length data.windows, data data.sources",
+    ),
+    "mergekit": (
+        ("merge_method",),
+        "it describes a merge and no training: merge first, then train the merged checkpoint",
+    ),
+}
+
+
 class Recipe(Settings):
     """How a model is fine-tuned at a longer context length.
 
@@ -292,6 +318,18 @@ class Recipe(Settings):
     quantization: Literal["4bit"] | None = None
     save: Literal["merged", "adapter"] = "merged"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, content: Any) -> Any:
+        """Name the program whose recipe this is, and the keys that correspond."""
+        for program, (told_by, hint) in PROGRAMS.items():
+            if isinstance(content, dict) and all(key in content for key in told_by):
+                raise RopepatchError(
+                    f"this is a recipe of {program}, expected one of ropepatch",
+                    hint=hint,
+                )
+        return content
 
     def check(self) -> None:
         """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""

@@ -236,3 +236,23 @@ def test_a_printed_recipe_is_the_file_with_the_path_of_its_schema(
         == "Recipe"
     )
     assert read_recipe(str(tmp_path / "mine.yaml")) == read_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("program", "keys", "hint"),
+    [
+        ("axolotl", {"base_model": "m", "sequence_len": 4096}, "sequence_len"),
+        ("LLaMA-Factory", {"model_name_or_path": "m", "cutoff_len": 8}, "cutoff_len"),
+        ("TRL", {"model_name_or_path": "m", "dataset_name": "d"}, "max_length"),
+        ("NeMo RL", {"policy": {"model_name": "m"}}, "policy.model_name"),
+        ("mergekit", {"merge_method": "slerp", "base_model": "m"}, "merge first"),
+    ],
+)
+def test_a_recipe_of_another_program_is_named_with_the_keys(
+    program, keys, hint, tmp_path
+):
+    file = tmp_path / "theirs.yaml"
+    file.write_text(yaml.safe_dump(keys | {"learning_rate": 1e-4}))
+    with pytest.raises(RopepatchError, match=f"theirs.yaml: .* {program},") as error:
+        read_recipe(str(file))
+    assert hint in error.value.hint
