@@ -28,6 +28,7 @@ from ropepatch.model.architectures import (
     GGUF_FREQS,
     GGUF_GLOBAL,
     GGUF_PLAIN,
+    GGUF_SHARED_FACTOR,
     published,
     was_run,
 )
@@ -101,8 +102,8 @@ def gguf_architectures() -> str:
             "as `rope_factors_long` and `_short`",
             _named(GGUF_FACTORS),
         ),
-        (plain, "as keys", _named(GGUF_PLAIN)),
-        (f"{plain}; no other attention factor", "as keys", _named(GGUF_GLOBAL)),
+        (plain, "as keys", _named(GGUF_PLAIN | GGUF_GLOBAL - GGUF_SHARED_FACTOR)),
+        (f"{plain}; no other attention factor", "as keys", _named(GGUF_SHARED_FACTOR)),
     ]
     return markdown_rows(
         ("methods", "stored", "architectures, as GGUF names them"), rows

@@ -51,6 +51,7 @@ KEPT_AT_ANY_LENGTH = (
     "proportional",
 )
 TABLES = (*FACTORS, FREQS)  # tensors of a GGUF file
+_, SHORT = FACTORS
 
 
 @dataclass(frozen=True)
@@ -377,6 +378,12 @@ def _gguf_change(model: GgufModel, scaling: Method, target: int) -> Change:
             f"a GGUF file cannot contain {scaling.name}: its frequencies depend on the length",
             hint=f"use a static method, e.g. {argument('method', 'yarn')}",
         )
+    if scaling.changes_frequencies and not model.rotates:
+        raise RopepatchError(
+            f"no layer of {model.name} that attends to the whole context uses RoPE: no scaling is needed "
+            "for a longer context",
+            hint=f"{argument('method', 'none')} only writes the longer context",
+        )
     rope = model.find_equivalent(scaling)
     if rope is None:
         raise RopepatchError(
@@ -390,9 +397,11 @@ def _gguf_change(model: GgufModel, scaling: Method, target: int) -> Change:
     if model.tables:
         tables |= dict.fromkeys(name for name in TABLES if name in model.file.tensors)
     if rope.divisors:
-        names = FACTORS if rope.kind == "longrope" else (FREQS,)
+        names = FACTORS if rope.kind == "longrope" else model.tables
         table = np.array(rope.divisors, dtype=np.float32).tolist()
         tables |= dict.fromkeys(names, table)
+    if rope.switches:
+        del tables[SHORT]
     return Change(metadata, rope.frequencies(model.rotary_dim), tables)
 
 
@@ -401,6 +410,8 @@ def _metadata(
 ) -> dict[str, int | float | str | None]:
     """Return the metadata that change."""
     has_factor = rope.kind not in ("none", "longrope")
+    has_original = has_factor or model.keeps_original
+    fast, slow = (None, None) if rope.betas == BETAS else rope.betas
     is_scaled = rope.kind != "none" or rope.attn_factor != 1 or rope.divisors
     values: dict[str, int | float | str | None] = {
         "context_length": to,
@@ -408,15 +419,19 @@ def _metadata(
         "rope.scaling.type": rope.kind if is_scaled else None,
         "rope.scaling.factor": float(rope.factor) if has_factor else None,
         "rope.scaling.original_context_length": (rope.original or None)
-        if has_factor
+        if has_original
         else None,
         "rope.scaling.attn_factor": None if rope.attn_factor == 1 else rope.attn_factor,
         "rope.scaling.yarn_ext_factor": None,
         "rope.scaling.yarn_attn_factor": None,
-        "rope.scaling.yarn_beta_fast": None,
-        "rope.scaling.yarn_beta_slow": None,
+        "rope.scaling.yarn_log_multiplier": None,
+        "rope.scaling.yarn_beta_fast": fast,
+        "rope.scaling.yarn_beta_slow": slow,
         "rope.scale_linear": None,
     }
+    if rope == model.gguf_rope:  # its scaling stays as it is stated
+        lengths = "context_length", "rope.scaling.original_context_length"
+        values = {name: values[name] for name in lengths}
     file, changed = model.file, {}
     for name, value in values.items():
         key = model.key(name)

@@ -357,6 +357,11 @@ def _of_gguf(plan: Planned, model: GgufModel) -> Iterator[str]:
             f"sliding_window {model.sliding_window} does not change: in layers that have it, tokens "
             "farther apart do not attend to each other"
         )
+    if (rope := model.gguf_rope).switches:
+        yield (
+            f"a llama-server with a context of up to {rope.original} tokens a slot uses rope_factors_short, "
+            "which does not change, any other rope_factors_long; the attention factor applies to both"
+        )
     if plan.change.tables.get(FREQS):
         yield f"forks of llama.cpp that ignore {FREQS} (ik_llama.cpp) silently run this file unscaled"
     yield "transformers drops every RoPE scaling when it loads a GGUF file"

@@ -15,7 +15,7 @@ from typing import Any
 
 from ropepatch.extension.changes import Planned
 from ropepatch.extension.engines import support_of
-from ropepatch.model.architectures import GGUF_GLOBAL
+from ropepatch.model.architectures import GGUF_GLOBAL, GGUF_YARN_KEYS
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import (
     DUAL_CHUNK,
@@ -155,7 +155,7 @@ def _of_converted(plan: Planned, engine: str) -> Serving:
 def _llama_cpp(plan: Planned, model: GgufModel) -> Serving:
     rope = model.find_equivalent(plan.method, by_options=True)
     applies = model.architecture in GGUF_GLOBAL or not model.sliding_window
-    if applies and rope is not None and rope.divisors == model.gguf_rope.divisors:
+    if applies and rope is not None and _has_options(model, rope):
         command = _llama_server(model, plan.target, rope)
         return Serving("llama.cpp", (command,))
     why = f"its options do not contain this {plan.method.name}"
@@ -164,6 +164,13 @@ def _llama_cpp(plan: Planned, model: GgufModel) -> Serving:
     command = ropepatch_command("extend", plan, model.name)
     run = f"llama-server -m NEW.gguf -c {plan.target}"
     return Serving("llama.cpp", (f"{command} --out NEW.gguf", run), why)
+
+
+def _has_options(model: GgufModel, rope: GgufRope) -> bool:
+    """Return whether llama-server's options change a file's RoPE to this one."""
+    if rope.kind == "longrope" or model.architecture in GGUF_YARN_KEYS:
+        return False
+    return rope.divisors == model.gguf_rope.divisors
 
 
 def _ollama(plan: Planned, model: GgufModel) -> Serving:

@@ -89,11 +89,19 @@ GGUF_PLAIN = _named(
     "qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm starcoder2 xverse"
 )
 # The same, and sliding-window layers keep their frequencies
-GGUF_GLOBAL = _named("gemma3 gemma3n")
+GGUF_GLOBAL = _named("gemma3 gemma3n laguna")
+# of these, where the attention factor also applies to the sliding-window layers
+GGUF_SHARED_FACTOR = _named("gemma3 gemma3n")
 # and rope_freqs, which convert_hf_to_gguf.py writes for llama3
 GGUF_FREQS = _named(
-    "apertus arcee deci exaone granite granitemoe llama minicpm nanbeige"
+    "apertus arcee deci exaone exaone4 granite granitehybrid granitemoe llama minicpm mistral3 nanbeige"
 )
+# of these, where the file also states YaRN's betas, and yarn_log_multiplier divides the attention factor
+GGUF_YARN_KEYS = _named("mistral3")
+# A false rope.scaling.finetuned turns RoPE off
+GGUF_ROPE_SWITCH = _named("granite granitehybrid granitemoe")
+# With this number of layers, only sliding-window layers rotate
+GGUF_LOCAL_ROPE = {"exaone4": 64}
 GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
 # convert_hf_to_gguf.py drops any rope_scaling of these
 GGUF_DROPPED = _named("command-r falcon gemma gemma2 phi2 stablelm")

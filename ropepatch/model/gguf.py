@@ -17,7 +17,11 @@ from ropepatch.model.architectures import (
     GGUF_FACTORS,
     GGUF_FREQS,
     GGUF_GLOBAL,
+    GGUF_LOCAL_ROPE,
     GGUF_PLAIN,
+    GGUF_ROPE_SWITCH,
+    GGUF_SHARED_FACTOR,
+    GGUF_YARN_KEYS,
 )
 from ropepatch.model.config import StatedRope
 from ropepatch.model.gguf_file import GgufFile
@@ -43,8 +47,9 @@ class GgufRope:
         factor: The divisor of positions; for YaRN that of slow pairs.
         original: The original context length that YaRN uses, in tokens.
         attn_factor: Multiplies cos and sin in addition to YaRN's own factor.
-        betas: YaRN's betas; in the architectures here, a file cannot state others.
+        betas: YaRN's betas; a file can state others only for `GGUF_YARN_KEYS`.
         divisors: The divisors of the frequencies: [D/2], fastest first; empty for none.
+        switches: Whether a server whose context is at most `original` uses other divisors, which stay.
     """
 
     base: float
@@ -54,6 +59,7 @@ class GgufRope:
     attn_factor: float = 1.0
     betas: tuple[float, float] = BETAS
     divisors: tuple[float, ...] = ()
+    switches: bool = False
 
     def frequencies(self, rotary_dim: int) -> Frequencies:
         """Compute the frequencies as llama.cpp does."""
@@ -177,6 +183,20 @@ class GgufModel(StatedRope):
         return f"{self.architecture}.{name}"
 
     @property
+    def rotates(self) -> bool:
+        """Whether layers that attend to the whole context use RoPE."""
+        if self.architecture in GGUF_ROPE_SWITCH:
+            return bool(self.file.get(self.key("rope.scaling.finetuned"), True))
+        layers = GGUF_LOCAL_ROPE.get(self.architecture)
+        return layers is None or self.file.get(self.key("block_count")) != layers
+
+    @property
+    def keeps_original(self) -> bool:
+        """Whether `original_context_length` also says where divisors or queries change."""
+        scale = self.file.get(self.key("attention.temperature_scale"), 0.0)
+        return self.gguf_rope.switches or scale != 0
+
+    @property
     def tables(self) -> tuple[str, ...]:
         """The names of the divisor tensors that the architecture supports."""
         return tables_of(self.architecture)
@@ -201,34 +221,45 @@ class GgufModel(StatedRope):
     ) -> Iterator[GgufRope]:
         """Yield parameters with which llama.cpp may compute a scaling, the most widely supported first."""
         rope, stated = self.rope, self.gguf_rope
-        if scaling.name == "linear" and stated.kind in ("none", "linear"):
-            yield replace(stated, kind="linear", factor=stated.factor * scaling.factor)
+        scaled = scaling.frequencies(rope)
         if isinstance(scaling, Unscaled):
             yield stated
-        elif isinstance(scaling, NTKAware | AdjustedBase):
+        elif not stated.switches:
+            yield from self._by_keys(scaling, scaled, by_options)
+        if self.tables:
+            listed = stated.switches or self.tables == FACTORS
+            window = rope.original_max_position_embeddings
+            table = divisors(rope.unscaled(), scaled.inv_freq).float()
+            yield GgufRope(
+                rope.rope_theta,
+                "longrope" if listed else "none",
+                original=stated.original if self.keeps_original else window,
+                attn_factor=_whole(scaled.attention_factor),
+                divisors=tuple(table.tolist()),
+                switches=stated.switches,
+            )
+
+    def _by_keys(
+        self, scaling: Scaling, scaled: Frequencies, by_options: bool
+    ) -> Iterator[GgufRope]:
+        rope, stated = self.rope, self.gguf_rope
+        if scaling.name == "linear" and stated.kind in ("none", "linear"):
+            yield replace(stated, kind="linear", factor=stated.factor * scaling.factor)
+        if isinstance(scaling, NTKAware | AdjustedBase):
             base = (
                 ntk_theta(rope, scaling.factor)
                 if isinstance(scaling, NTKAware)
                 else scaling.rope_theta
             )
             yield replace(stated, base=float(np.float32(base)))
-        scaled = scaling.frequencies(rope)
         if not rope.is_scaled:
             s, window = scaling.factor, rope.original_max_position_embeddings
-            a = scaled.attention_factor / yarn_temperature(s)
-            if math.isclose(a, 1, rel_tol=CLOSE):
-                a = 1.0
+            a = _whole(scaled.attention_factor / yarn_temperature(s))
             yarn = GgufRope(rope.rope_theta, "yarn", s, window, a)
-            if by_options and isinstance(scaling, YaRN):
+            has_betas = by_options or self.architecture in GGUF_YARN_KEYS
+            if has_betas and isinstance(scaling, YaRN):
                 yarn = replace(yarn, betas=(scaling.beta_fast, scaling.beta_slow))
             yield yarn
-        if self.tables:
-            kind = "longrope" if self.tables == FACTORS else "none"
-            table = divisors(rope.unscaled(), scaled.inv_freq).float()
-            a, window = scaled.attention_factor, rope.original_max_position_embeddings
-            yield GgufRope(
-                rope.rope_theta, kind, 1.0, window, a, divisors=tuple(table.tolist())
-            )
 
     def find_equivalent(
         self, scaling: Method, by_options: bool = False
@@ -243,15 +274,23 @@ class GgufModel(StatedRope):
             return None
         wanted = scaling.frequencies(self.rope)
         for candidate in self.candidates(scaling, by_options):
-            apart = candidate.base != self.gguf_rope.base and self.has_local_base
-            if self.architecture in GGUF_GLOBAL and self.sliding_window:
-                # the attention factor also applies to sliding-window layers, whose frequencies do not change
-                apart = candidate.attn_factor != self.gguf_rope.attn_factor
-            if not apart and same_frequencies(
-                candidate.frequencies(self.rotary_dim), wanted
-            ):
+            if self._changes_others(candidate):
+                continue
+            if same_frequencies(candidate.frequencies(self.rotary_dim), wanted):
                 return candidate
         return None
+
+    def _changes_others(self, rope: GgufRope) -> bool:
+        """Return whether parameters would change more than the RoPE of global layers."""
+        stated = self.gguf_rope
+        if self.keeps_original and rope.original != stated.original:
+            return True
+        is_rebased = rope.base != stated.base
+        if self.architecture not in GGUF_GLOBAL or not self.sliding_window:
+            return is_rebased and self.has_local_base
+        if self.architecture in GGUF_SHARED_FACTOR:
+            return rope.attn_factor != stated.attn_factor
+        return is_rebased and not self.has_local_base
 
 
 def tables_of(architecture: str) -> tuple[str, ...]:
@@ -269,7 +308,8 @@ def _architecture(file: GgufFile) -> str:
             f"{file.path}: it is not known which scalings llama.cpp supports for {architecture!r}",
             hint=f"known are {', '.join(sorted(known))}",
         )
-    if file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0):
+    multiplier = file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0)
+    if multiplier and architecture not in GGUF_YARN_KEYS:
         raise RopepatchError(
             f"{file.path} ties its softmax scale to the scaling it has",
             hint="extend the base checkpoint",
@@ -304,7 +344,16 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     )
     base = get(f"{architecture}.rope.freq_base", 10000.0)
     attn_factor = get(f"{scaling}.attn_factor", 1.0)
-    numbers = factor, attn_factor, float(original), base - 1
+    # `_architecture` refuses one where it means something else
+    multiplier = get(f"{scaling}.yarn_log_multiplier", 0.0)
+    betas = BETAS
+    if architecture in GGUF_YARN_KEYS:
+        fast, slow = BETAS
+        betas = (
+            get(f"{scaling}.yarn_beta_fast", fast),
+            get(f"{scaling}.yarn_beta_slow", slow),
+        )
+    numbers = factor, attn_factor, float(original), base - 1, *betas, 1 + multiplier
     is_known = kind in ("none", "linear", "yarn", "longrope")
     if not is_known or not all(0 < number < math.inf for number in numbers):
         raise RopepatchError(
@@ -322,14 +371,23 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
         raise RopepatchError(
             f"{file.path}: {names[0]} must hold {rotary_dim // 2} positive numbers"
         )
-    if not all(np.array_equal(table, tables[0]) for table in tables):
+    switches = not all(np.array_equal(table, tables[0]) for table in tables)
+    is_within = original < get(f"{architecture}.context_length")
+    if switches and (factor != 1 or kind == "yarn" or not is_within):
         raise RopepatchError(
             f"{file.path} divides its frequencies by other numbers beyond {original} tokens (longrope)",
             hint="extend the checkpoint with another method and convert that",
         )
     kind = "none" if kind == "linear" and factor == 1 else kind
+    if kind == "yarn" and factor > 1:
+        attn_factor /= yarn_temperature(factor, multiplier)
     held = tuple(map(float, tables[0])) if tables else ()
-    return GgufRope(base, kind, factor, original, attn_factor, divisors=held)
+    return GgufRope(base, kind, factor, original, attn_factor, betas, held, switches)
+
+
+def _whole(attn_factor: float) -> float:
+    """Return 1 for a factor that differs from it by rounding only."""
+    return 1.0 if math.isclose(attn_factor, 1, rel_tol=CLOSE) else attn_factor
 
 
 def same_frequencies(one: Frequencies, other: Frequencies) -> bool:

@@ -127,7 +127,7 @@ class GgufFile:
         if field is not None and field.types[0].name != "ARRAY":
             value = field.contents()
         kinds: Any = (int, float) if kind is float else kind
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
             raise RopepatchError(
                 f"{self.path}: {key} must be of type {kind.__name__}, got {value!r}",
                 hint=AGAIN,

@@ -14,6 +14,7 @@ from gguf_files import BASE, DIM, TARGET, WINDOW, write_gguf
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
+from ropepatch.extension.serving import serving
 from ropepatch.scaling import make_scaling
 
 
@@ -50,9 +51,19 @@ def computed(path: Path, position: int) -> np.ndarray:
     base = f32(own["rope.freq_base"])
     attn = f32(own.get("rope.scaling.attn_factor", 1.0))
     original = own.get("rope.scaling.original_context_length", own["context_length"])
+    betas = 32.0, 1.0
+    if keys["general.architecture"] == "mistral3":
+        betas = (
+            own.get("rope.scaling.yarn_beta_fast", 32.0),
+            own.get("rope.scaling.yarn_beta_slow", 1.0),
+        )
+        if ext:
+            attn /= 1 + 0.1 * own.get("rope.scaling.yarn_log_multiplier", 0.0) * (
+                math.log(factor)
+            )
     low, high = (
         DIM * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
-        for beta in (32.0, 1.0)
+        for beta in betas
     )
     low, high = max(0, math.floor(low)), min(DIM - 1, math.ceil(high))
     theta, rows = f32(position), []
@@ -116,6 +127,117 @@ def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
     if method not in ("none", "p-rope"):
         assert not np.allclose(computed(source, 511), expected(plan, 511), atol=1e-2)
     assert read(written)[0][f"{architecture}.context_length"] == TARGET
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("exaone4", {"block_count": 30}),
+        ("granitehybrid", {"rope.scaling.finetuned": True}),
+        ("laguna", {"attention.sliding_window": 32, "rope.freq_base_swa": 500.0}),
+        ("mistral3", {"attention.temperature_scale": 0.1}),
+    ],
+)
+def test_yarn_in_an_architecture_of_several_attentions(tmp_path, architecture, keys):
+    source = write_gguf(tmp_path / "a.gguf", architecture, **keys)
+    extension = ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET)
+    for position in (1, 511):
+        np.testing.assert_allclose(
+            computed(extension.folder, position),
+            expected(extension.plan, position),
+            atol=2e-4,
+        )
+    changed = {key.partition(".")[2] for key in extension.plan.changes}
+    scaling = {"type", "factor", "original_context_length"}
+    assert changed == {"context_length", *(f"rope.scaling.{key}" for key in scaling)}
+
+
+MINISTRAL = {
+    "context_length": 1024,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 16.0,
+    "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_log_multiplier": 1.0,
+    "rope.scaling.yarn_beta_fast": 8.0,
+    "rope.scaling.yarn_beta_slow": 0.5,
+    "attention.temperature_scale": 0.1,
+}
+
+
+def test_ministral_keeps_where_its_query_temperature_begins(tmp_path):
+    source = write_gguf(tmp_path / "a.gguf", "mistral3", **MINISTRAL)
+    extension = ropepatch.extend(source, tmp_path / "b.gguf", to=2048)
+    pairs = np.arange(DIM // 2)
+    low, high = (
+        DIM * math.log(64 / (beta * 2 * math.pi)) / (2 * math.log(BASE))
+        for beta in (8.0, 0.5)
+    )
+    low, high = max(0, math.floor(low)), math.ceil(high)
+    ramp = np.clip((pairs - low) / (high - low), 0, 1)
+    stated = BASE ** (-2 * pairs / DIM) * (1 - ramp * 15 / 16)
+    unscaled = ropepatch.plan(source, 2048, method="none")
+    inv_freq, attention_factor = unscaled.change.frequencies
+    np.testing.assert_allclose(inv_freq.numpy(), stated, rtol=1e-6)
+    assert attention_factor == pytest.approx(1.0)
+    assert unscaled.changes == {"mistral3.context_length": 2048}
+    assert "ropepatch extend" in serving(unscaled, "llama.cpp").commands[0]
+    for position in (1, 100, 2047):
+        np.testing.assert_allclose(
+            computed(extension.folder, position),
+            expected(extension.plan, position),
+            atol=1e-3,
+        )
+    keys, tensors = read(extension.folder)
+    assert keys["mistral3.rope.scaling.original_context_length"] == 64
+    assert "rope_freqs.weight" in tensors
+
+
+LISTS = {
+    "rope_factors_long": np.linspace(1, 40, DIM // 2),
+    "rope_factors_short": np.linspace(1, 2, DIM // 2),
+}
+ORIGINAL = "rope.scaling.original_context_length"
+
+
+@pytest.mark.parametrize("kind", ["longrope", None])
+def test_phi_scales_its_long_list_and_keeps_its_short_one(tmp_path, kind):
+    keys = {
+        "context_length": 1024,
+        ORIGINAL: 128,
+        "rope.scaling.type": kind,
+        "rope.scaling.attn_factor": 1.25,
+    }
+    source = write_gguf(tmp_path / "a.gguf", "phi3", tables=LISTS, **keys)
+    extension = ropepatch.extend(source, tmp_path / "b.gguf", to=4096, method="linear")
+    written, tensors = read(extension.folder)
+    long, short = (
+        np.frombuffer(tensors[f"{name}.weight"][1], np.float32) for name in LISTS
+    )
+    np.testing.assert_allclose(long, LISTS["rope_factors_long"] * 4, rtol=1e-6)
+    np.testing.assert_array_equal(short, LISTS["rope_factors_short"].astype("f4"))
+    assert (written[f"phi3.{ORIGINAL}"], written["phi3.context_length"]) == (128, 4096)
+    assert written["phi3.rope.scaling.attn_factor"] == 1.25
+    assert any("up to 128 tokens" in warning for warning in extension.plan.warnings)
+    without = write_gguf(tmp_path / "c.gguf", "phi3", tables=LISTS)
+    with pytest.raises(RopepatchError, match="by other numbers beyond 128 tokens"):
+        ropepatch.plan(without, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("exaone4", {"block_count": 64}),
+        ("granitehybrid", {"rope.scaling.finetuned": False}),
+    ],
+)
+def test_without_rope_in_global_layers_only_the_length_is_written(
+    tmp_path, architecture, keys
+):
+    source = write_gguf(tmp_path / "a.gguf", architecture, **keys)
+    with pytest.raises(RopepatchError, match="no scaling is needed"):
+        ropepatch.plan(source, TARGET)
+    extension = ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET, method="none")
+    assert extension.plan.changes == {f"{architecture}.context_length": TARGET}
 
 
 STALE = [
@@ -216,6 +338,12 @@ def test_a_scaled_file_is_scaled_on_top(tmp_path):
         (
             "gemma2",
             {"rope.freq_base_swa": 500.0},
+            {"method": "ntk"},
+            "does not support this ntk",
+        ),
+        (
+            "laguna",
+            {"attention.sliding_window": 32},
             {"method": "ntk"},
             "does not support this ntk",
         ),

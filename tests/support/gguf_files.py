@@ -13,7 +13,7 @@ def write_gguf(
     architecture: str = "llama",
     parts: int = 1,
     scalar: float | None = None,
-    table: np.ndarray | None = None,
+    tables: dict[str, np.ndarray] | None = None,
     **keys,
 ) -> Path:
     """A file of random weights, some in 8 bits, with a vocabulary and a template.
@@ -23,7 +23,7 @@ def write_gguf(
         architecture: The architecture, as llama.cpp names it.
         parts: The number of files.
         scalar: A further tensor without dimensions.
-        table: The divisors of the frequencies; None for no table.
+        tables: Divisors of the frequencies, by the name of their tensor without `.weight`.
         keys: Further metadata, and None for what is left out.
     """
     writer = gguf.GGUFWriter(
@@ -60,8 +60,8 @@ def write_gguf(
     writer.add_tensor("output_norm.weight", weights[0])
     if scalar is not None:
         writer.add_tensor("scalar", np.array(scalar, np.float32))
-    if table is not None:
-        writer.add_tensor("rope_freqs.weight", table)
+    for name, table in (tables or {}).items():
+        writer.add_tensor(f"{name}.weight", table.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
