@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
@@ -126,11 +127,18 @@ def without_deprecations() -> Iterator[None]:
         yield
 
 
-def recompute_activations(model: Any) -> None:
-    """Enable gradient checkpointing of a transformers model."""
+def can_offload() -> bool:
+    """Return whether transformers can hold on the host what gradient checkpointing keeps."""
+    enable = getattr(PreTrainedModel, "activation_checkpointing_enable", None)
+    return enable is not None and "offload" in signature(enable).parameters
+
+
+def recompute_activations(model: Any, *, offload: bool = False) -> None:
+    """Enable gradient checkpointing of a transformers model, also with what it keeps on the host."""
     name = "activation_checkpointing_enable"  # since transformers 5.19
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    more = {"offload": True} if offload else {}
+    enable({"use_reentrant": False}, **more)
 
 
 def load_adapter(

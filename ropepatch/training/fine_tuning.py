@@ -136,7 +136,8 @@ def _trained(run: Run, supply: Supply, record: RunRecord, model: Any) -> RunReco
     set_seed(recipe.seed)  # for the adapter's initial weights
     student = trainable(model, recipe.lora)
     if recipe.gradient_checkpointing:
-        recompute_activations(model)
+        offload = recipe.gradient_checkpointing == "offload"
+        recompute_activations(model, offload=offload)
     teacher = None
     if recipe.distil is not None:
         teacher = Teacher(student, run.trained, mapped, recipe.distil)

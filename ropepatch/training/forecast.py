@@ -143,7 +143,7 @@ def training_bytes(
         max(room // length * length for length in lengths),
         size,
         stream=4 if has_wide_stream else size,
-        recomputed=recipe.gradient_checkpointing,
+        recomputed=bool(recipe.gradient_checkpointing),
     )
     evaluated = target if recipe.watch.target else window
     has_passkeys = recipe.watch.target and recipe.watch.passkey_trials > 0

@@ -294,7 +294,8 @@ class Recipe(Settings):
             Without `bf16` and `fp16` the precision follows from the hardware: bfloat16 with CUDA 8.0, AMX or
             AVX512_BF16, else float32.
         watch: The evaluation during training.
-        gradient_checkpointing: Recompute activations in the backward pass instead of keeping them.
+        gradient_checkpointing: Recompute activations in the backward pass instead of keeping them; `offload`
+            also holds what is kept, a hidden state per layer, in the memory of the host.
         quantization: `4bit` keeps frozen weights in 4 bits (QLoRA, arXiv:2305.14314), with bitsandbytes on a
             CUDA GPU; the adapter is merged into the unquantised weights. None for their own precision.
         save: `merged`, a complete checkpoint, or only the `adapter`.
@@ -314,7 +315,7 @@ class Recipe(Settings):
     ]
     distil: Distil | None = None
     watch: Watch = Watch()
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["offload"] = False
     quantization: Literal["4bit"] | None = None
     save: Literal["merged", "adapter"] = "merged"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock, Timeout
 from pydantic import Field
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    get_scheduler,
+)
 from transformers.integrations import integration_utils
 
 from ropepatch.attention import REMAPPINGS
@@ -36,12 +42,13 @@ from ropepatch.files import (
     whole_file,
     write_json,
 )
+from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
 from ropepatch.model.precision import fastest
 from ropepatch.processes import Processes, join, on_cpu
 from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.settings import seed_of
-from ropepatch.training.adapter import Weights
+from ropepatch.training.adapter import Weights, can_offload
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.recipe import FREE, Recipe, remapping_of
 
@@ -143,6 +150,11 @@ class Run:
             pass  # raises if its attention cannot be replaced
         _ = self.arguments
         _ = self.counted
+
+    def check_shared_rows(self) -> None:
+        """Raise `RopepatchError` if the launcher shares sequences, which layers of the model refuse."""
+        if shares_rows():
+            check_context_parallel(self.plan.config.skeleton)
 
     def check_out(self) -> None:
         """Raise `RopepatchError` if the output folder has other content or lies in the checkpoint."""
@@ -299,6 +311,30 @@ def splits_weights() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
+def shares_rows() -> bool:
+    """Return whether accelerate's launcher shares each sequence between processes."""
+    variables = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
+    return any(os.environ.get(name, "1") != "1" for name in variables)
+
+
+def check_context_parallel(model: PreTrainedModel) -> None:
+    """Raise `RopepatchError` if transformers refuses context parallelism for a model; it names the layers."""
+    if getattr(model, "supports_context_parallel", True):
+        return
+    config: Any = model.config.get_text_config()
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or [SLIDING_LAYERS] * layers
+    counts = Counter(kind.replace("_", " ") for kind in kinds if kind != GLOBAL_LAYERS)
+    listed = [
+        f"{count} of {layers} layers have {kind}" for kind, count in counts.items()
+    ]
+    reason = ", ".join(listed) or "its attention cannot be shared"
+    raise RopepatchError(
+        f"transformers refuses context parallelism for {config.model_type}: {reason}",
+        hint="positions: pose trains sequences of the original length, which one GPU holds",
+    )
+
+
 def check_machine(recipe: Recipe) -> None:
     """Raise `RopepatchError` if this machine or its launcher cannot train a recipe."""
     if recipe.quantization and not torch.cuda.is_available():
@@ -310,10 +346,15 @@ def check_machine(recipe: Recipe) -> None:
         raise RopepatchError(
             "quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes"
         )
+    if recipe.gradient_checkpointing == "offload" and not (
+        torch.cuda.is_available() and can_offload()
+    ):
+        raise RopepatchError(
+            "gradient_checkpointing: offload needs a CUDA GPU, and a transformers that has it (5.23)",
+            hint="set gradient_checkpointing: true",
+        )
     place = shipped("recipes/accelerate")
-    variables = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
-    splits_rows = any(os.environ.get(name, "1") != "1" for name in variables)
-    if splits_rows or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+    if shares_rows() or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise RopepatchError(
             "several processes train a recipe's packed sequences by DDP or FSDP2 alone",
             hint=f"{place}/fsdp2.yaml; or train what `extend` writes with a trainer of your own",

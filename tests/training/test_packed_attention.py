@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
-from ropepatch.training.adapter import recompute_activations
+from ropepatch.training.adapter import can_offload, recompute_activations
 from ropepatch.training.packed_attention import packed_attention
 
 SLIDING = {"sliding_window": 7}
@@ -104,6 +104,22 @@ def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_
             assert (
                 model(tokens(), **segments([36], positions)).logits - got
             ).abs().max() > 0.1
+
+
+@pytest.mark.skipif(not can_offload(), reason="transformers cannot offload")
+def test_activations_held_on_the_host_give_the_same_gradients(monkeypatch):
+    held = []
+
+    def on_host(**given):
+        held.append(given)
+        return torch.autograd.graph.save_on_cpu()  # pinned memory needs a GPU
+
+    monkeypatch.setattr("transformers.modeling_utils.save_on_cpu", on_host)
+    model = build("llama").train()
+    expected = gradients(model, model(tokens()).logits)
+    recompute_activations(model, offload=True)
+    assert_same(gradients(model, model(tokens()).logits), expected)
+    assert len(held) == model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])

@@ -10,11 +10,12 @@ import torch
 import ways
 from run_recipes import history_of
 from safetensors.torch import load_file
+from tiny_models import tiny_model
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.run import check_machine
+from ropepatch.training.run import check_context_parallel, check_machine
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,10 @@ def test_a_launcher_that_splits_what_a_recipe_needs_whole_is_refused(monkeypatch
     with monkeypatch.context() as patching:
         patching.setenv("ACCELERATE_USE_FSDP", "true")
         check_machine(recipe)
+        more = {"gradient_checkpointing": "offload"}
+        patching.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(RopepatchError, match="offload needs a CUDA GPU"):
+            check_machine(Recipe.model_validate(plain | more))
         with pytest.raises(RopepatchError, match="distil needs the whole model"):
             check_machine(Recipe.model_validate(plain | {"distil": {}}))
     for name, value in (
@@ -104,3 +109,22 @@ def test_a_launcher_that_splits_what_a_recipe_needs_whole_is_refused(monkeypatch
             patching.setenv(name, value)
             with pytest.raises(RopepatchError, match="by DDP or FSDP2 alone"):
                 check_machine(recipe)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [
+        ("gemma3_text", "1 of 2 layers have sliding attention"),
+        ("mistral", "2 of 2 layers have sliding attention"),
+        ("gpt_oss", "1 of 2 layers have sliding attention"),
+        ("llama", None),
+    ],
+)
+def test_layers_that_refuse_context_parallelism_are_counted(model_type, layers):
+    more = {"sliding_window": 8} if layers else {}
+    model = tiny_model(model_type, num_hidden_layers=2, **more)
+    if layers is None:
+        check_context_parallel(model)
+    else:
+        with pytest.raises(RopepatchError, match=layers):
+            check_context_parallel(model)
