@@ -91,6 +91,7 @@ def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
 def _next_steps(extension: Extension) -> Iterator[str]:
     """How to load, measure and publish a checkpoint."""
     from ropepatch.model.config import generates
+    from ropepatch.model.loading import load_tokenizer
     from ropepatch.publishing.loading import call
 
     folder = str(extension.folder)
@@ -112,8 +113,12 @@ def _next_steps(extension: Extension) -> Iterator[str]:
     code = f"from transformers import {loader}; print({shown})"
     if not plan.config.unloaded:
         yield f"load:    python -c {shlex.quote(code)}"
-    if generates(plan.config.whole):
-        yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
+    try:
+        load_tokenizer(extension.folder, plan.config.whole)
+        if generates(plan.config.whole):
+            yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
+    except RopepatchError:
+        yield "warning: no tokenizer was copied: the source has none that can be loaded"
     yield f"publish: ropepatch push {quoted} ME/NAME"
 
 

@@ -39,6 +39,7 @@ def test_the_line_that_extend_prints_loads_the_folder_and_prints_its_length(
     done = run_here(
         "extend", source, "--to", "128", "--method", "ntk", "--out", tmp_path / name
     )
+    assert "warning: no tokenizer was copied" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
     *_, code = shlex.split(line)
     (_, printed) = ast.parse(code).body
