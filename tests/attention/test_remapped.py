@@ -120,10 +120,9 @@ REJECTED = {
         glm4_moe_lite longcat_flash minicpm3 youtu
     """,
     "its layers with RoPE attend to only 64 of its 64 tokens": """
-        afmoe cohere2 cohere2_moe exaone4 exaone_moe kolibri1 ministral ministral3 mistral mixtral
+        afmoe cohere2 cohere2_moe doge exaone4 exaone_moe kolibri1 ministral ministral3 mistral mixtral
         phi3 phi4_multimodal starcoder2
     """,
-    "its layers make masks of their own": "doge",
     "is not given the positions of its queries": "cohere_compass_text dory fuyu persimmon",
     "does not support sdpa": "flint gemma2 got_ocr2 gpt_neox_japanese gpt_oss mimo_v2_flash vaultgemma",
     "is no interchangeable function": "falcon",

@@ -84,8 +84,11 @@ GROWING = [  # queries of Ministral 3 grow with the position, from a length of t
 OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
     Case(model_type, "scaling", "yarn") for model_type in ("deepseek_v3", "gemma3_text")
 ]
+SLIDING = {"cohere2_vision", "exaone4_5"}  # RoPE in sliding layers only: not scaled
 COMPOSITES = [
-    Case(name, "scaling", "yarn") for name in COMPOSITE_TYPES if name in ROTARY_TYPES
+    Case(name, "scaling", "yarn")
+    for name in COMPOSITE_TYPES
+    if name in ROTARY_TYPES and name not in SLIDING
 ]
 FIRST = ("glm4v", "mistral3", "qwen2_vl", "qwen3_vl")  # the others in the sweep
 ONE_EACH = [

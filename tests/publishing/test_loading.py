@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 from checkpoint_folders import write_checkpoint
+from tiny_models import tiny_model
 
 from ropepatch.publishing.loading import call, load_adapter
 
@@ -39,7 +40,6 @@ def test_the_line_that_extend_prints_loads_the_folder_and_prints_its_length(
     done = run_here(
         "extend", source, "--to", "128", "--method", "ntk", "--out", tmp_path / name
     )
-    assert "warning: no tokenizer was copied" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
     *_, code = shlex.split(line)
     (_, printed) = ast.parse(code).body
@@ -48,3 +48,11 @@ def test_the_line_that_extend_prints_loads_the_folder_and_prints_its_length(
     ] == [str(tmp_path / name)]
     exec(code)
     assert capsys.readouterr().out == "128\n"
+
+
+def test_extend_warns_of_a_missing_tokenizer(tmp_path, run_here):
+    tiny_model("qwen3").save_pretrained(tmp_path / "source")
+    done = run_here(
+        "extend", tmp_path / "source", "--to", "128", "--out", tmp_path / "out"
+    )
+    assert "warning: no tokenizer was copied" in done.stderr
