@@ -148,7 +148,7 @@ SCALING = {
     "original_max_position_embeddings": 64,
     "parameters": {"divisors": [1.5, 2.0], "attention_factor": 1.1},
 }
-RESULT = asdict(reading("yarn", [1.0, 2.0, 3.0]))
+RESULT = json.loads(json.dumps(asdict(reading("yarn", [1.0, 2.0, 3.0]))))
 TINY = json.loads(tiny_config("llama").to_json_string())
 YARN = {
     "type": "yarn",

@@ -252,7 +252,7 @@ def stand_in(raw: dict[str, Any]) -> StandIn | None:
     if name in DRAFTS:
         borrowed = model_type if is_known(model_type) else "llama"
         return StandIn(borrowed, None, f"{name} is a draft model")
-    if is_known(model_type):
+    if is_known(model_type) or not raw.get("auto_map"):
         return None
     for known, class_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         if class_name == name:
@@ -669,7 +669,7 @@ def holds_frequencies(module: nn.Module) -> bool:
 def _refusal(model_type: str, reason: str) -> RopepatchError:
     return RopepatchError(
         f"{model_type} is not supported: {reason}",
-        hint="the documentation lists the supported model types",
+        hint="use it within its own length; the documentation lists the supported model types",
     )
 
 

@@ -425,6 +425,7 @@ EXPECTED = {  # every other one has no findings
     **dict.fromkeys(
         (
             *(
+                "aic-deepseek-ref",
                 "sophgo-chatglm3-32k",
                 "sophgo-glm4-9b-chat",
                 "sophgo-internvl2-2b",
