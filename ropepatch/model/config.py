@@ -320,7 +320,7 @@ def load_config(
         raise RopepatchError(
             f"the installed transformers reads the language model of {model_type} in {name}, where "
             "config.json has none, and would take defaults",
-            hint=f"write what it says of the language model into {name}",
+            hint=f"write what it says of the language model, but model_type, into {name}",
         )
     return config
 

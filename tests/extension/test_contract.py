@@ -84,7 +84,8 @@ GROWING = [  # queries of Ministral 3 grow with the position, from a length of t
 OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
     Case(model_type, "scaling", "yarn") for model_type in ("deepseek_v3", "gemma3_text")
 ]
-SLIDING = {"cohere2_vision", "exaone4_5"}  # RoPE in sliding layers only: not scaled
+# RoPE in sliding layers only: not scaled
+SLIDING = {"aya_vision", "cohere2_vision", "exaone4_5"}
 COMPOSITES = [
     Case(name, "scaling", "yarn")
     for name in COMPOSITE_TYPES
