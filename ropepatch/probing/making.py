@@ -76,6 +76,8 @@ def why_none(config: Config, method: str, window: int, target: int) -> str | Non
         return f"{method} changes with the prompt length, differently in each engine"
     if config.unloaded:
         return config.unloaded
+    if not config.has_rope:
+        return "its attention has no RoPE"
     if not generates(config.whole):
         return "it has no language model head"
     if config.is_quantised:

@@ -80,6 +80,10 @@ def test_a_hybrid_without_rope_gets_only_the_longer_length(
     with pytest.raises(RopepatchError, match="has no RoPE") as caught:
         ropepatch.plan(tmp_path / "model", to="4x")
     assert "`method=none`" in str(caught.value.hint)
+    with pytest.raises(RopepatchError, match="its attention has no RoPE"):
+        ropepatch.extend(
+            tmp_path / "model", tmp_path / "x", to="4x", method="none", reading=True
+        )
     out, record = written(tmp_path / "model", "none")
     assert record["verified"]["difference"] == 0
     before, after = (
