@@ -904,10 +904,8 @@ def draft_or_remote_code(facts: Facts) -> Iterator[Finding]:
 )
 def not_in_transformers(facts: Facts) -> Iterator[Finding]:
     """An architecture that the installed transformers does not have."""
-    model_type = facts.raw.get("model_type")
-    known = is_known(model_type) or facts.config.stand_in
-    if facts.config.kind == "stock" and not known:
-        text = f"transformers has no model_type {shown(model_type)}"
+    if facts.config.kind == "stock" and not facts.config.is_known:
+        text = f"transformers has no model_type {shown(facts.raw.get('model_type'))}"
         yield Finding(("model_type",), text, "none needed")
 
 
@@ -935,8 +933,7 @@ def needs_ropepatch(facts: Facts) -> Iterator[Finding]:
 def rejected(facts: Facts) -> Iterator[Finding]:
     """A config.json from which transformers does not build the model and its RoPE."""
     is_stock = facts.config.kind == "stock"
-    known = is_known(facts.raw.get("model_type")) or facts.config.stand_in
-    if not is_stock or not known or facts.config.unloaded:
+    if not is_stock or not facts.config.is_known or facts.config.unloaded:
         return
     try:
         _build(facts.config)

@@ -247,8 +247,7 @@ class StandIn(NamedTuple):
 
 def stand_in(raw: dict[str, Any]) -> StandIn | None:
     """Return how to read a config.json of a draft model or of remote code; None for a stock class."""
-    names, model_type = raw.get("architectures"), raw.get("model_type")
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    name, model_type = _first(raw.get("architectures")), raw.get("model_type")
     if name in DRAFTS:
         borrowed = model_type if is_known(model_type) else "llama"
         return StandIn(borrowed, None, f"{name} is a draft model")
@@ -264,6 +263,13 @@ def stand_in(raw: dict[str, Any]) -> StandIn | None:
     if isinstance(part, dict) and is_known(part.get("model_type")):
         return StandIn(part["model_type"], WRAPPED, unloaded)
     return None
+
+
+def _first(architectures: object) -> str:
+    """Return the class that config.json names; empty without one."""
+    if isinstance(architectures, list) and architectures:
+        return str(architectures[0])
+    return ""
 
 
 def load_config(
@@ -403,18 +409,15 @@ def dual_chunk_original(config: PreTrainedConfig) -> int | None:
 
 def generates(config: PreTrainedConfig) -> bool:
     """Return whether a model has a language model head, as custom ones in memory."""
-    of_text = {
-        *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-    }
-    other_types = MODEL_MAPPING_NAMES.keys() - of_text
-    return stated_class(config) is None and config.model_type not in other_types
+    if stated_class(config):
+        return False
+    is_custom = config.model_type not in MODEL_MAPPING_NAMES
+    return is_custom or loader_of(config) is not AutoModel
 
 
 def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """Return the class of transformers in `architectures`, if it has no language model head."""
-    names: Any = config.architectures
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    name = _first(config.architectures)
     stated = getattr(transformers, name, None)
     if (
         name.endswith(GENERATING)
@@ -983,9 +986,7 @@ class Config(StatedRope):
     @cached_property
     def section(self) -> str | None:
         """The key of the language model's part of config.json; None for the top level."""
-        name = part_of(self.whole)
-        if self.stand_in:
-            name = self.stand_in.section
+        name = self.stand_in.section if self.stand_in else part_of(self.whole)
         return name if isinstance(self.raw.get(name or ""), dict) else None
 
     @property
@@ -1047,13 +1048,23 @@ class Config(StatedRope):
 
     @property
     def loader(self) -> str:
-        """The name of the class of transformers that loads the model."""
-        return str(loader_of(self.whole).__name__)
+        """The name of the class of transformers that loads the model; empty if none does."""
+        return "" if self.unloaded else str(loader_of(self.whole).__name__)
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether transformers loads the model with trust_remote_code alone: a remapping, or other code."""
+        return self.kind == "mapped" or self.stand_in is not None
 
     @cached_property
     def stand_in(self) -> StandIn | None:
         """How stock transformers reads a draft model or remote code; None for a stock class."""
         return None if self.custom else stand_in(self.raw)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether transformers has the architecture, or a class that reads its RoPE."""
+        return is_known(self.raw.get("model_type")) or self.stand_in is not None
 
     @property
     def unloaded(self) -> str:

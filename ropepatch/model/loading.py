@@ -61,12 +61,10 @@ def load_model(
         "device_map": device_map,
         "quantization_config": quantization,
     }
-    # Else stock transformers parses config.json itself
-    if config is None and stand_in(raw):
-        config = load_config(raw)
-    if config is not None:
-        how["config"] = config
     own = config or load_config(raw)
+    # Else stock transformers parses config.json itself
+    if config is not None or stand_in(raw):
+        how["config"] = own
     load: Any = loader_of(own).from_pretrained
     hint = "fix config.json or the weights so that transformers loads them"
     # transformers initialises missing weights at random, before they raise an error below.
