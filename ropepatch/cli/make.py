@@ -106,16 +106,15 @@ def _next_steps(extension: Extension) -> Iterator[str]:
         return
     plan = extension.plan
     loader = plan.config.loader
-    other = plan.config.stand_in
-    runs_code = bool(plan.change.code or other)
+    runs_code = bool(plan.change.code or plan.config.stand_in)
     loading = call(f"{loader}.from_pretrained", folder, code=runs_code)
     shown = f"{loading}.config.get_text_config().max_position_embeddings"
     code = f"from transformers import {loader}; print({shown})"
-    if not plan.config.unloaded:
+    if loader:
         yield f"load:    python -c {shlex.quote(code)}"
     try:
         load_tokenizer(extension.folder, plan.config.whole)
-        if generates(plan.config.whole):
+        if loader and generates(plan.config.whole):
             yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
     except RopepatchError:
         yield "warning: no tokenizer was copied: the source has none that can be loaded"
@@ -213,9 +212,13 @@ def _how_to_load(pushed: Pushed, folder: str) -> str:
     branch = None if pushed.branch == "main" else pushed.branch
     if "adapter_model.safetensors" in pushed.files:
         return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
-    code = "modeling_position_remapping.py" in pushed.files
-    loading = f"{Checkpoint.find(folder).stock.loader}.from_pretrained"
-    return call(loading, pushed.repo, branch=branch, code=code)
+    checkpoint = Checkpoint.find(folder)
+    loader = checkpoint.stock.loader
+    if not loader:
+        return f"{pushed.repo} loads as its base model does"
+    trusts = checkpoint.config.needs_trust
+    loading = f"{loader}.from_pretrained"
+    return call(loading, pushed.repo, branch=branch, code=trusts)
 
 
 def _files(count: int) -> str:

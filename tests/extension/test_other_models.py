@@ -16,6 +16,7 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.publishing.card.writing import card_text, read_folder
 
 
 def written(folder: Path, method: str, to: str = "4x") -> tuple[Path, dict[str, Any]]:
@@ -112,6 +113,11 @@ def test_remote_code_that_equals_a_stock_class_is_extended_and_compared(tmp_path
     assert config["model_type"] == "kimi_k2"
     assert config["auto_map"] == {"AutoModelForCausalLM": "modeling.Model"}
     assert (out / "modeling.py").read_text() == "raise SystemExit\n"
+    card = card_text(read_folder(out, "me/name"))
+    assert (
+        'AutoModelForCausalLM.from_pretrained("me/name", trust_remote_code=True)'
+        in card
+    )
     loaded = Checkpoint(folder).load()
     assert type(loaded) is transformers.DeepseekV3ForCausalLM
 
@@ -129,6 +135,7 @@ def test_a_draft_is_never_taken_for_the_model_it_borrows(name, tmp_path):
     assert config["rope_parameters"] == target["rope_parameters"]
     assert "auto_map" in config
     assert (out / "modeling.py").exists()
+    assert "from_pretrained" not in card_text(read_folder(out, "me/name"))
     with pytest.raises(RopepatchError, match="is a draft model"):
         Checkpoint(folder).load()
 

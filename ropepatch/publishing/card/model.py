@@ -59,7 +59,8 @@ class Extended:
         captions: The captions of its figures, by file stem.
         weights: The fingerprint of its weights; None for an adapter.
         branch: The branch of the Hub id to load it from; None for main.
-        loader: The auto class that loads it.
+        loader: The class of transformers that loads it; empty if none does.
+        needs_trust: Whether it needs trust_remote_code for that.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Extended:
     weights: str | None = None
     branch: str | None = None
     loader: str = "AutoModelForCausalLM"
+    needs_trust: bool = False
 
     @property
     def short_name(self) -> str:
@@ -95,7 +97,7 @@ class Extended:
             f"{function}.from_pretrained",
             self.name,
             branch=self.branch,
-            code=self.code is not None,
+            code=self.needs_trust,
         )
 
     @property

@@ -158,7 +158,10 @@ def read_folder(
         return model
     checkpoint = Checkpoint(folder)
     return replace(
-        model, weights=checkpoint.fingerprint, loader=checkpoint.stock.loader
+        model,
+        weights=checkpoint.fingerprint,
+        loader=checkpoint.stock.loader,
+        needs_trust=checkpoint.config.needs_trust,
     )
 
 
