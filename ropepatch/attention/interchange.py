@@ -209,7 +209,7 @@ def rotating_layers(base: PreTrainedModel, site: RotarySite) -> dict[Any, bool]:
             with_rotation = _calls(base)
             with shadowed(stock, unrotated):
                 without = _calls(base)
-    except Exception as error:
+    except Exception as error:  # a model's own code may raise anything
         kind = type(error).__name__
         raise refusal(
             base, f"it does not run with attention of another kind ({kind})"

@@ -369,16 +369,6 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     return stated if is_known else None
 
 
-def check_dequantised(stated: dict[str, Any]) -> None:
-    """Raise a `RopepatchError` if these quantised weights cannot be loaded here, e.g. without a package."""
-    with stock_code(
-        "load its quantised weights here",
-        "install what it names to compare what they compute",
-    ):
-        quantizer = AutoHfQuantizer.from_config(dict(stated), pre_quantized=True)
-        quantizer.validate_environment(device_map=None, weights_only=True)
-
-
 def is_known(model_type: object) -> TypeGuard[str]:
     """Return whether the installed transformers has the architecture."""
     return isinstance(model_type, str) and model_type in CONFIG_MAPPING

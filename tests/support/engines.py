@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +29,6 @@ class Engine:
         mistake: A name of `ropepatch.probing.reading`; `right` for none.
         precision: float32, bfloat16, float16, or q8 for weights of 8 bits in blocks of 16.
         noise: The standard deviation of noise added to each weight tensor, relative to that of the tensor.
-        rounded_from: The position from which on keys and values are rounded to 3 bits.
     """
 
     def __init__(
@@ -39,7 +37,6 @@ class Engine:
         mistake: str = RIGHT,
         precision: str = "float32",
         noise: float = 0.0,
-        rounded_from: int | None = None,
     ) -> None:
         dtype = PRECISIONS.get(precision, torch.float32)
         self.model = Checkpoint(folder).load(dtype)
@@ -48,9 +45,6 @@ class Engine:
         table = None if mistake == RIGHT else ropes(records.read(folder))[mistake]
         stock = self.model.get_submodule(self.site.path)
         self.rotary = stock if table is None else scaled_twin(stock, self.site, table)
-        for name, part in self.model.named_modules():
-            if rounded_from is not None and name.endswith(("k_proj", "v_proj")):
-                part.register_forward_hook(partial(rounded, rounded_from))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -84,14 +78,6 @@ class Engine:
                 dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)
             ]
         return self.told[request]
-
-
-def rounded(begin: int, part: object, given: object, states: Tensor) -> Tensor:
-    """Round keys or values [B, T, D] to 3 bits from a position on."""
-    step = (states.abs().amax(-1, keepdim=True) / 3).clamp(min=1e-12)
-    return torch.cat(
-        [states[:, :begin], ((states / step).round() * step)[:, begin:]], dim=1
-    )
 
 
 def in_8_bits(weight: Tensor) -> Tensor:
