@@ -132,7 +132,7 @@ def test_answers_on_the_cache_are_those_to_whole_prompts(
         sum(rows * tokens for rows, tokens in once)
         < sum(rows * tokens for rows, tokens in each) / 3
     )
-    assert not caplog.records
+    assert not [one for one in caplog.records if one.name.startswith("ropepatch")]
 
 
 @torch.no_grad()

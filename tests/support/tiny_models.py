@@ -102,11 +102,11 @@ SIZES: dict[float, str] = {  # fields of configs, by their small value
     0.02: "initializer_range",
     128: "vocab_size intermediate_size ffn_dim vocab_size_per_layer_input",
     64: """
-        hidden_size backbone_hidden_size max_position_embeddings sliding_window index_topk
+        hidden_size embed_dim backbone_hidden_size max_position_embeddings sliding_window index_topk
         shared_intermediate_size adapter_in_dim adapter_out_dim adapter_input_size
         ext_pw_out_channel mm_embed_dim output_proj_dims
     """,
-    1: "num_layers bos_token_id n_shared_experts n_group topk_group mamba_n_groups",
+    1: "depth num_layers bos_token_id n_shared_experts n_group topk_group mamba_n_groups",
     0: "pad_token_id",
     2: """
         eos_token_id num_key_value_heads index_n_heads num_experts_per_tok moe_topk moe_k
