@@ -27,12 +27,12 @@ import yaml
 from torch import Tensor
 
 import ropepatch
-from ropepatch.data.haystack import CHARACTERS, Haystack, Haystacks
+from ropepatch.data.haystack import CHARACTERS, QUOTE, Haystack, Haystacks
 from ropepatch.data.texts import digest, encode
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.measuring import Machine, Subject
-from ropepatch.evaluation.retrieval import Reader
+from ropepatch.evaluation.retrieval import Reader, Scored
 from ropepatch.files import check_resumed
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
@@ -103,10 +103,10 @@ class Pages:
         )
 
 
-def doubled(window: int, target: int) -> tuple[int, ...]:
-    """L/4, its doublings below the target length, and the target length."""
-    steps = range((4 * target // window).bit_length())
-    return (*(n for step in steps if (n := window // 4 << step) < target), target)
+def doubled(shortest: int, target: int) -> tuple[int, ...]:
+    """A length, its doublings below the target length, and the target length."""
+    steps = range((target // shortest).bit_length())
+    return (*(n for step in steps if (n := shortest << step) < target), target)
 
 
 # Cost
@@ -187,7 +187,7 @@ def full_cost(
     name: str, raw: dict[str, Any], window: int, target: int
 ) -> tuple[str, Pages, Cost]:
     """The cost of the default study of a configuration: all methods on eight pages."""
-    pages = Pages(window, target, doubled(window, target))
+    pages = Pages(window, target, doubled(window // 4, target))
     return name, pages, cost(load_config(raw), pages, [pages.count] * len(METHODS))
 
 
@@ -264,16 +264,23 @@ def measured(model: Any, reader: Reader, haystack: Haystack, block: int) -> Row:
     return row | by_kind(answers, haystack.stops)
 
 
-def by_kind(answers: Sequence[Any], lengths: Iterable[int]) -> Row:
-    """The answers by kind and length, in the order of the questions."""
+def by_kind(answers: Sequence[Scored], lengths: Iterable[int]) -> Row:
+    """The answers by kind and length, in the order of the questions; of quotes, the correct tokens."""
     row: Row = {}
     for length in lengths:
         for kind in dict.fromkeys(answer[1] for answer in answers):
             own = [answer for answer in answers if answer[:2] == (length, kind)]
+            _, _, depths, found, log_probs, parts = zip(*own, strict=True)
+            whole = {1} == {*parts}
             row[f"{kind} {length}"] = {
-                "found": "".join(str(int(found)) for *_, found, _ in own),
-                "log_prob": [round(log_prob, 4) for *_, log_prob in own],
+                "found": "".join(map(str, found)) if whole else found,
+                "log_prob": [round(log_prob, 4) for log_prob in log_probs],
             }
+            if not whole:
+                row[f"{kind} {length}"] |= {
+                    "parts": parts[0],
+                    "depth": [round(depth, 3) for depth in depths],
+                }
     return row
 
 
@@ -302,8 +309,9 @@ class Desk:
         self.given, self.model = given, Path(given.model).name
         plan = ropepatch.plan(given.model, to=given.to, method="none")
         window, target = plan.config.rope.original_max_position_embeddings, plan.target
-        lengths = doubled(window, target)
         kinds = tuple(given.kinds.split(","))
+        # Quotes need room between the needles of the other kinds
+        lengths = doubled(window // (2 if QUOTE in kinds else 4), target)
         self.pages = Pages(
             window, target, lengths, given.pages, given.keys, given.texts, kinds
         )

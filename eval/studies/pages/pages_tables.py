@@ -40,9 +40,12 @@ def log_prob(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
 
 
 def found(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
-    """The number of correct answers, and of all answers."""
-    every = "".join(row[f"{kind} {length}"]["found"] for length in lengths)
-    return float(every.count("1")), float(len(every))
+    """The number of correct answers, and of all answers; of quotes, of tokens."""
+    cells = [row[f"{kind} {length}"] for length in lengths]
+    right = sum(int(one) for cell in cells for one in cell["found"])
+    return float(right), float(
+        sum(len(one["found"]) * one.get("parts", 1) for one in cells)
+    )
 
 
 def answers_of(

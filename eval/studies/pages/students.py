@@ -3,7 +3,8 @@
     python eval/studies/pages/students.py MODEL --to 16k --out student-short
 
 The name of the output selects its training. `student-novels`: the recipe `distil` on novels that no page
-contains. `student-short`: the same after 100 of its 450 steps, for a CPU; it resumes.
+contains. `student-short`: the same after 100 of its 450 steps, for a CPU; it resumes. `student-short-1`: with
+seed 1. `student-plain`: as `student-short`, without questions.
 """
 
 from __future__ import annotations
@@ -39,11 +40,17 @@ def other_novels(out: Path) -> Iterator[Path]:
     shutil.rmtree(texts)
 
 
-def shortened(recipe: Recipe) -> Recipe:
-    """The recipe with fewer steps, for a CPU."""
-    trainer = recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10}
-    watch = recipe.watch.model_copy(update={"target": False, "windows": 1})
-    return recipe.model_copy(update={"trainer": trainer, "watch": watch})
+def shortened(recipe: Recipe, seed: int, *, asks: bool) -> Recipe:
+    """The recipe with fewer steps, for a CPU, with a seed, with or without questions."""
+    sources = [one for one in recipe.data.sources if asks or one.generated == "self"]
+    changed = {
+        "trainer": recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10},
+        "watch": recipe.watch.model_copy(update={"target": False, "windows": 1}),
+        "data": recipe.data.model_copy(update={"sources": sources}),
+        "seed": seed,
+        "gradient_checkpointing": False,
+    }
+    return recipe.model_copy(update=changed)
 
 
 def main() -> None:
@@ -56,8 +63,10 @@ def main() -> None:
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
     recipe: Any = "distil"
-    if given.out.stem == "student-short":
-        recipe = shortened(sized(read_recipe(recipe), plan)[0])
+    _, training, *seed = given.out.name.split("-")
+    if training != "novels":
+        whole, _ = sized(read_recipe(recipe), plan)
+        recipe = shortened(whole, int(*seed), asks=training != "plain")
     with other_novels(given.out) as texts:
         how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
         ropepatch.train(plan.source.name, given.out, to=plan.target, **how)
