@@ -3,7 +3,7 @@
     python eval/studies/pages/students.py MODEL --to 16k --out student-short
 
 The name of the output selects its training. `student-novels`: the recipe `distil` on novels that no page
-contains. `student-short`: the same after 100 of its 450 steps, for a CPU; it resumes. `student-short-1`: with
+contains. `student-short`: the same after 64 of its 450 steps, for a CPU; it resumes. `student-short-1`: with
 seed 1. `student-plain`: as `student-short`, without questions.
 """
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 from pages_study import NOVELS, PAGES
 from study import log_line
 
-STEPS = 100  # of the short student
+STEPS = 64  # of the short student
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def shortened(recipe: Recipe, seed: int, *, asks: bool) -> Recipe:
     """The recipe with fewer steps, for a CPU, with a seed, with or without questions."""
     sources = [one for one in recipe.data.sources if asks or one.generated == "self"]
     changed = {
-        "trainer": recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10},
+        "trainer": recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 8},
         "watch": recipe.watch.model_copy(update={"target": False, "windows": 1}),
         "data": recipe.data.model_copy(update={"sources": sources}),
         "seed": seed,
