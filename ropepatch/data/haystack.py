@@ -135,9 +135,7 @@ def _quotes(draw: random.Random, count: int) -> list[Item]:
 
 KINDS: Mapping[str, Kind] = {
     "passkey": Kind(
-        Numbers(PASSKEY.needle, *PASSKEY.question).draw,
-        1,
-        "the one number of the text",
+        Numbers(PASSKEY.needle, *PASSKEY.question).draw, 1, "the one number of the text"
     ),
     "number": Kind(
         Numbers(

@@ -139,16 +139,13 @@ def _streamed(file: Path, suffix: str) -> Any:
     from datasets.packaged_modules.parquet.parquet import Parquet
     from datasets.packaged_modules.text.text import Text
 
-    path = str(file.absolute())
-    files = {"data_files": {"train": [glob.escape(path)]}}
+    readers = {".parquet": (Parquet, {}), ".csv": (Csv, {"keep_default_na": False})}
+    as_text: Any = Text, {"keep_linebreaks": True, "chunksize": 2**18}
+    reader, options = readers.get(suffix, as_text)
+    files = {"train": [glob.escape(str(file.absolute()))]}
     # It puts a lock there, and the home may be read-only
     with TemporaryDirectory() as cache:
-        if suffix == ".parquet":
-            builder = Parquet(cache, **files)
-        elif suffix == ".csv":  # an empty cell is a blank text
-            builder = Csv(cache, **files, keep_default_na=False)
-        else:
-            builder = Text(cache, **files, keep_linebreaks=True, chunksize=2**18)
+        builder = reader(cache, data_files=files, **options)
     return builder.as_streaming_dataset("train")
 
 

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 CHARACTERS = 2**20  # of texts per call of the tokenizer, which splits them in parallel
 PIECE = 2**18  # characters of a long text per call; each takes some hundred bytes
 # Where to cut a long text
-LINE, WORD = (
-    re.compile(r"(?<=\S\n)(?=\S)"),
-    re.compile(r"(?<=\S)(?= \S)"),
-)
+LINE, WORD = (re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
 # The label of a token without a loss, as in torch and transformers
 IGNORED = -100
 ANCHOR = "\n"  # precedes a piece, and absorbs the space that some tokenizers insert before a text

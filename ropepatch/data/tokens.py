@@ -83,9 +83,8 @@ class TokenStore:
     @property
     def report(self) -> str:
         """One line with the numbers of documents, tokens and dropped short documents."""
-        there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self))} tokens"
-        left_out = f"; {amount(self.short)} too short, left out" if self.short else ""
-        return there + left_out
+        there = f"{len(self.starts) - 1:,} documents, {len(self):,} tokens"
+        return there + (f"; {self.short:,} too short, left out" if self.short else "")
 
     def first(self, tokens: int) -> TokenStore:
         """Return the first documents that together have that many tokens, or all if there are fewer."""
@@ -125,7 +124,6 @@ def tokenised(
     trained: int,
     vocabulary: int,
     tokens: int,
-    cache: Path,
 ) -> TokenStore:
     """Return the first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
 
@@ -140,7 +138,7 @@ def tokenised(
     settings = (FORMAT, name, source.field, source.split, min_tokens, tokens)
     key = key_of((*settings, tokenizer_digest(tokenizer), first_token(tokenizer)))[:24]
     documents = partial(_read, source, tokenizer, min_tokens, tokens)
-    entry = cached(cache, _entry(cache, key, revision), documents, source.text)
+    entry = cached(_entry(key, revision), documents, source.text)
     store = TokenStore.of(source.text, entry)
     if store.largest >= vocabulary:
         raise RopepatchError(
@@ -167,15 +165,15 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashed.hexdigest()
 
 
-def cached(
-    cache: Path, key: str, documents: Callable[[], Iterable[Tensor]], source: str
-) -> Dataset:
+def cached(key: str, documents: Callable[[], Iterable[Tensor]], source: str) -> Dataset:
     """Return the cache entry with a key; if it is missing, `datasets` writes the documents to it.
 
     Other processes that need it wait until it is written. An interrupted process leaves no entry.
     """
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
+
+    cache = default_cache()
 
     def rows() -> Iterator[dict[str, Any]]:
         for ids in documents():
@@ -214,11 +212,6 @@ def _no_bars() -> Iterator[None]:
     finally:
         if shown:
             enable_progress_bars()
-
-
-def amount(count: int) -> str:
-    """Format a count: 5.1 M, or 1,204."""
-    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
 
 
 def _read(
@@ -261,11 +254,12 @@ def _identity(source: str) -> tuple[str, str | None]:
         return source, None
 
 
-def _entry(cache: Path, key: str, revision: str | None) -> str:
+def _entry(key: str, revision: str | None) -> str:
     """Return the key of a revision; if it is None, of the one that was cached last."""
     if revision is not None:
         return f"{key}-{revision[:24]}"
-    entries = (cache / "generator").glob(f"*={key}-*/0.0.0")  # as `datasets` names them
+    # As `datasets` names them
+    entries = (default_cache() / "generator").glob(f"*={key}-*/0.0.0")
     latest = max(entries, key=lambda folder: folder.stat().st_mtime, default=None)
     if latest is None:
         return f"{key}-unknown"

@@ -215,10 +215,7 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         device=device,
         short_context=short_context_check(Mean.of(record.base), now, limit),
     )
-    more = {
-        "training": training.to_dict(),
-        "base_weights": record.decisive["weights"],
-    }
+    more = {"training": training.to_dict(), "base_weights": record.decisive["weights"]}
     if run.command:
         more["command"] = run.command
     files = included_files(run.source.folder, run.include) | _evidence(run)

@@ -127,11 +127,7 @@ def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor | None,
-    labels: Tensor,
-    *,
-    chunk: int = CHUNK,
+    hidden: Tensor, weight: Tensor | None, labels: Tensor, *, chunk: int = CHUNK
 ) -> Tensor:
     """Sum the negative log likelihoods of all labels but -100; 0 if there are none.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import torch
@@ -46,6 +46,13 @@ class Row:
     lengths: tuple[int, ...]
     answers: Tensor
 
+    @classmethod
+    def alone(cls, ids: Tensor, labels: Tensor, answers: Tensor) -> Row:
+        """Return a row of one document, of which the first token has no label."""
+        labels = labels.clone()
+        labels[0] = IGNORED
+        return cls(ids, labels, (len(ids),), answers)
+
     def joined(self) -> Row:
         """Return the row as one document: every token but the first has a label."""
         begins = list(accumulate(self.lengths))[:-1]
@@ -54,25 +61,28 @@ class Row:
         return Row(self.ids, labels, (len(self.ids),), self.answers)
 
 
+@dataclass(frozen=True, eq=False)
 class TokenRows:
     """Documents joined end to end, cut into windows, and shuffled in each epoch.
 
     The tokens before ``begin`` are held out. Every row begins with the token ``first``, if there is one.
-    `digest` identifies the content.
     """
 
-    def __init__(
-        self, store: TokenStore, begin: int, seed: int, first: int | None = None
-    ) -> None:
-        self.digest = key_of((store.digest, begin, seed, first))
-        self._store, self._begin, self._seed = store, begin, seed
-        self._first = first
+    store: TokenStore
+    begin: int
+    seed: int
+    first: int | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the content."""
+        return key_of((self.store.digest, self.begin, self.seed, self.first))
 
     def row(self, index: int, window: int) -> Row:
         """Return the row with a number from 0, of W = ``window`` tokens."""
         begin = self._beginning(index, window)
-        stored, lengths = self._store.piece(begin, begin + window)
-        ids = begun(stored, self._first)
+        stored, lengths = self.store.piece(begin, begin + window)
+        ids = begun(stored, self.first)
         if ids is not stored:
             counts = list(lengths)
             counts[0] += 1
@@ -84,17 +94,17 @@ class TokenRows:
 
     def _beginning(self, index: int, window: int) -> int:
         """Return the index of the first token of a row."""
-        tokens = len(self._store) - self._begin
+        tokens = len(self.store) - self.begin
         windows = tokens // window
         if windows < 1:
             raise RopepatchError(
-                f"{self._store.name} has {max(tokens, 0)} tokens to train on, too few for a training "
+                f"{self.store.name} has {max(tokens, 0)} tokens to train on, too few for a training "
                 f"sequence of {window}",
                 hint="give more text, or lower data.windows",
             )
         epoch, place = divmod(index, windows)
-        order = _order(windows, seed_of(self._seed, window, epoch))
-        return self._begin + window * int(order[place])
+        order = _order(windows, seed_of(self.seed, window, epoch))
+        return self.begin + window * int(order[place])
 
 
 @lru_cache(maxsize=16)
@@ -118,9 +128,7 @@ class GeneratedRows:
         """As `TokenRows.row`; raises `RopepatchError` if the material needs more tokens."""
         seed = seed_of(self._seed, self._material, window, index)
         ids, labels = MATERIALS[self._material](self._narrator, window, seed)
-        labels = labels.clone()
-        labels[0] = IGNORED
-        return Row(ids, labels, (window,), torch.zeros(window))
+        return Row.alone(ids, labels, torch.zeros(window))
 
 
 class QuestionRows:
@@ -145,9 +153,7 @@ class QuestionRows:
     def row(self, index: int, window: int) -> Row:
         """As `TokenRows.row`."""
         ids, answers = self._questions.row(index, window)
-        labels = ids.clone()
-        labels[0] = IGNORED
-        return Row(ids, labels, (window,), answers)
+        return Row.alone(ids, ids, answers)
 
 
 Stream = TokenRows | GeneratedRows | QuestionRows
@@ -215,6 +221,7 @@ class Schedule:
         return int(self.windows[self.sources == source].sum())
 
 
+@dataclass(frozen=True, eq=False)
 class Batches(Dataset[dict[str, Tensor | int]]):
     """The batches of a training in order, each one forward pass of one process.
 
@@ -228,21 +235,16 @@ class Batches(Dataset[dict[str, Tensor | int]]):
     labels are not shifted; the first of each segment is -100.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        streams: Sequence[Stream],
-        positions: PositionSampling,
-        *,
-        boundaries: bool,
-        target: int,
-        seed: int,
-    ) -> None:
-        self.schedule, self._streams = schedule, list(streams)
-        self._positions, self._target = positions, target
-        self._boundaries, self._seed = boundaries, seed
-        for window in {*schedule.windows.tolist()}:
-            for stream in streams:
+    schedule: Schedule
+    streams: Sequence[Stream]
+    positions: PositionSampling
+    boundaries: bool
+    target: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for window in {*self.schedule.windows.tolist()}:
+            for stream in self.streams:
                 stream.row(0, window)  # raises if it has none
 
     def __len__(self) -> int:
@@ -253,9 +255,9 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         rows = [self._row(number) for number in range(first, last)]
         positions = []
         for number, row in enumerate(rows):
-            draw = random.Random(seed_of(self._seed, "positions", item, number))
+            draw = random.Random(seed_of(self.seed, "positions", item, number))
             for length in row.lengths:
-                sampled = self._positions.sample(length, self._target, draw)
+                sampled = self.positions.sample(length, self.target, draw)
                 positions.append(sampled)
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
@@ -271,7 +273,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         }
 
     def _row(self, number: int) -> Row:
-        stream = self._streams[int(self.schedule.sources[number])]
+        stream = self.streams[int(self.schedule.sources[number])]
         index = int(self.schedule.indices[number])
         row = stream.row(index, int(self.schedule.windows[number]))
-        return row if self._boundaries else row.joined()
+        return row if self.boundaries else row.joined()

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock, Timeout
 from pydantic import Field
-from transformers import (
-    PreTrainedModel,
-    Trainer,
-    TrainingArguments,
-    get_scheduler,
-)
+from transformers import PreTrainedModel, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import integration_utils
 
 from ropepatch.attention import REMAPPINGS

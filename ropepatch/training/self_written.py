@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache as once
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ def self_written(
     length: int,
     tokens: int,
     seed: int,
-    cache: Path,
     progress: Progress = no_bar,
 ) -> TokenStore:
     """Generate at least ``tokens`` tokens with a checkpoint, in documents of ``length`` tokens.
@@ -70,7 +68,7 @@ def self_written(
 
     with progress(SELF_WRITTEN) as advance:
         while done < tokens:
-            entries.append(cached(cache, f"{key}-self-{done}", shard, SELF_WRITTEN))
+            entries.append(cached(f"{key}-self-{done}", shard, SELF_WRITTEN))
             done += length * len(entries[-1])
             advance(done, max(done, tokens))
     return TokenStore.of(SELF_WRITTEN, *entries).first(tokens)

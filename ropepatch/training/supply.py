@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from ropepatch.data.questions import VERSION
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.data.tokens import TokenStore, default_cache, tokenised, tokenizer_digest
+from ropepatch.data.tokens import default_cache, tokenised, tokenizer_digest
 from ropepatch.evaluation.exam import answerable
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
@@ -68,10 +69,16 @@ def read_supply(run: Run) -> Supply:
     )
     length = run.plan.target if watch.target else run.trained
     count = watch.windows
+    read = partial(
+        tokenised,
+        tokenizer=tokenizer,
+        trained=run.trained,
+        vocabulary=run.plan.config.text.vocab_size,
+    )
     pieces: list[Tensor] = []
     if watch.text is not None:
         text = Texts(text=watch.text, field=watch.field, split=watch.split)
-        store = _tokenised(run, text, count * length)
+        store = read(text, tokens=count * length)
         notes.append(f"held out: {store.report}")
         pieces, _ = held_out(store, length, count, first)
     streams: list[Stream] = []
@@ -87,7 +94,7 @@ def read_supply(run: Run) -> Supply:
                 length = run.trained
             apart = count * length if is_held else 0
             if isinstance(source, Texts):
-                store = _tokenised(run, source, tokens + apart)
+                store = read(source, tokens=tokens + apart)
             else:
                 longest = int(schedule.windows.max())
                 store = self_written(
@@ -96,7 +103,6 @@ def read_supply(run: Run) -> Supply:
                     length=min(run.trained, longest),
                     tokens=max(longest, -(-tokens // SELF_READ)) + apart,
                     seed=seed,
-                    cache=default_cache(),
                     progress=run.progress,
                 )
             if is_held:
@@ -155,14 +161,3 @@ def _answered(run: Run) -> list[str]:
     with whole_file(file) as partial:
         write_json(partial, {"kinds": kinds})
     return kinds
-
-
-def _tokenised(run: Run, text: Texts, tokens: int) -> TokenStore:
-    return tokenised(
-        text,
-        run.source.tokenizer,
-        trained=run.trained,
-        vocabulary=run.plan.config.text.vocab_size,
-        tokens=tokens,
-        cache=default_cache(),
-    )

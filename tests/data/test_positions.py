@@ -18,7 +18,7 @@ EVERY = [TrueLength(), PoSE(), PoSE(chunks=1), PoSE(chunks=5)]
 @given(
     window=st.integers(1, 200), factor=st.floats(0.2, 40), seed=st.integers(0, 2**32)
 )
-def test_sampled_positions_ascend_and_stay_below_the_target_or_sequence_length(
+def test_sampled_positions_ascend_and_stay_below_the_target(
     sampling, window, factor, seed
 ):
     target = max(1, round(factor * window))
@@ -33,11 +33,11 @@ def test_sampled_positions_ascend_and_stay_below_the_target_or_sequence_length(
 class Branch(random.Random):
     """Takes one branch of every draw, in the order of `path`, and records its probability."""
 
-    def __init__(self, path: list[int]) -> None:
+    def __init__(self, path):
         super().__init__(0)
         self.path, self.taken, self.width, self.probability = path, [], [], 1.0
 
-    def randint(self, low: int, high: int) -> int:
+    def randint(self, low, high):
         choice = self.path[len(self.taken)] if len(self.taken) < len(self.path) else 0
         self.taken.append(choice)
         self.width.append(high - low + 1)
@@ -45,10 +45,10 @@ class Branch(random.Random):
         return low + choice
 
 
-def distribution(sampling: PoSE, window: int, target: int) -> Counter[tuple[int, ...]]:
+def distribution(sampling, window, target):
     """All results of a sampling, with their probabilities."""
-    shares: Counter[tuple[int, ...]] = Counter()
-    path: list[int] | None = []
+    shares = Counter()
+    path = []
     while path is not None:
         draw = Branch(path)
         shares[tuple(sampling.sample(window, target, draw).tolist())] += (
@@ -61,9 +61,9 @@ def distribution(sampling: PoSE, window: int, target: int) -> Counter[tuple[int,
     return shares
 
 
-def paper(chunks: int, window: int, target: int) -> Counter[tuple[int, ...]]:
+def paper(chunks, window, target):
     """The samplers of figure 6 of the paper, which draw lengths and skips first."""
-    shares: Counter[tuple[int, ...]] = Counter()
+    shares = Counter()
     most = target - window
     for l0 in range(1, window + 2 - chunks):
         for u1 in range(most + 1):
@@ -101,10 +101,7 @@ class Training(Settings):
     ("content", "message"),
     [
         ("poze", "positions"),
-        (
-            {"chunks": 2},
-            "positions",
-        ),
+        ({"chunks": 2}, "positions"),
         (
             {"name": "pose", "chunks": 0},
             "positions.chunks must be greater than 0, got 0",

@@ -3,7 +3,6 @@ import gzip
 import io
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,23 +22,23 @@ fuzzed = settings(
 )
 
 
-def read(source: str | Path, **options: str) -> list[str | list[int]]:
+def read(source, **options):
     return list(stream_documents(source, **options))
 
 
-def write(file: Path, content: bytes) -> Path:
+def write(file, content):
     file.write_bytes(
         gzip.compress(content, mtime=0) if file.suffix == ".gz" else content
     )
     return file
 
 
-def write_lines(file: Path, *rows: object) -> Path:
+def write_lines(file, *rows):
     return write(file, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
 @pytest.fixture(scope="module")
-def dataset_of() -> Callable:
+def dataset_of():
     import datasets
 
     datasets.disable_progress_bars()
@@ -99,9 +98,7 @@ def test_each_json_line_gives_its_field_or_its_token_ids(tmp_path):
         (b'{"text": [true]}', ": text must be a text or a list", "name the field"),
     ],
 )
-def test_the_error_about_an_invalid_line_names_the_file_line_and_fault(
-    tmp_path, line, message, hint
-):
+def test_an_invalid_line_is_named_with_its_fault(tmp_path, line, message, hint):
     file = write(tmp_path / "a.jsonl", b'\n{"text": "fine"}\n' + line + b"\n")
     place = rf"a\.jsonl, line 3{message}"
     with pytest.raises(RopepatchError, match=place) as caught:
@@ -110,7 +107,7 @@ def test_the_error_about_an_invalid_line_names_the_file_line_and_fault(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_error_about_invalid_utf_8_names_the_file_and_the_byte(tmp_path, suffix):
+def test_invalid_utf_8_is_named_with_file_and_byte(tmp_path, suffix):
     file = write(
         tmp_path / f"a.{suffix}", b'{"text": "caf\xc3\xa9"}\r\n{"text": "caf\xe9"}\n'
     )
@@ -153,9 +150,7 @@ def test_missing_paths_that_cannot_be_hub_ids_raise_an_error(source):
         assert "owner/name" in caught.value.hint
 
 
-def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(
-    tmp_path, monkeypatch
-):
+def test_local_paths_precede_hub_ids(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "owner" / "name").mkdir(parents=True)
@@ -173,7 +168,7 @@ def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(
 def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
     @settings(fuzzed, max_examples=100 if suffix == "txt" else 10)
     @given(st.binary(max_size=60), st.booleans())
-    def check(content: bytes, packed: bool) -> None:
+    def check(content, packed):
         damaged = gzip.compress(content, mtime=0)[:-3]
         file = tmp_path / f"a.{suffix}"
         file.write_bytes(damaged if packed else content)
@@ -200,9 +195,7 @@ def test_a_damaged_gzip_file_raises_one_error(tmp_path, damage):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.gz"])
-def test_streaming_needs_memory_for_documents_and_not_for_the_whole_file(
-    tmp_path, suffix
-):
+def test_streaming_needs_no_memory_for_the_whole_file(tmp_path, suffix):
     story = "Once upon a time. " * 2000  # 36 kB
     if suffix == "txt":
         write(tmp_path / "a.txt", f"{story}\n<|endoftext|>\n".encode() * 1200)
@@ -222,9 +215,7 @@ def test_streaming_needs_memory_for_documents_and_not_for_the_whole_file(
 # local_files
 
 
-def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(
-    tmp_path, dataset_of
-):
+def test_the_files_of_a_source_are_listed(tmp_path, dataset_of):
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     text = write(tmp_path / "folder" / "deep" / "a.txt", b"one")
     lines = write_lines(tmp_path / "folder" / "b.jsonl", {"text": "two"})
@@ -242,9 +233,7 @@ def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(
 # saved datasets and tables
 
 
-def test_a_saved_dataset_gives_its_texts_or_token_ids_in_any_format(
-    tmp_path, dataset_of
-):
+def test_a_saved_dataset_gives_its_texts_or_token_ids(tmp_path, dataset_of):
     for form in (None, "torch"):
         columns = {"text": ["one", "", "two"], "input_ids": [[1, 2], [3], []]}
         dataset_of(columns).with_format(form).save_to_disk(tmp_path / f"{form}")
@@ -252,9 +241,7 @@ def test_a_saved_dataset_gives_its_texts_or_token_ids_in_any_format(
         assert read(tmp_path / f"{form}", field="input_ids") == [[1, 2], [3]]
 
 
-def test_errors_about_saved_datasets_name_the_missing_split_row_or_column(
-    tmp_path, dataset_of
-):
+def test_a_missing_split_row_or_column_is_named(tmp_path, dataset_of):
     import datasets
 
     splits = {name: dataset_of({"text": [name]}) for name in ("train", "test")}
@@ -312,9 +299,7 @@ configs:
 """
 
 
-def test_a_hub_dataset_is_streamed_by_split_and_config_and_failures_raise_one_error(
-    tmp_path, dataset_of
-):
+def test_a_hub_dataset_is_streamed_and_failures_raise_one_error(tmp_path, dataset_of):
     folder = tmp_path / "hub"
     dataset_of({"text": ["no"], "title": ["A"]}).to_parquet(folder / "train-0.parquet")
     for part in range(2):

@@ -110,9 +110,7 @@ def test_story_probabilities_sum_to_one_and_match_sampled_frequencies(tokenizer)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
-def test_a_story_has_the_requested_length_and_is_a_prefix_of_longer_ones(
-    narrator, length
-):
+def test_a_story_is_a_prefix_of_longer_ones(narrator, length):
     document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
     assert (
         document.ids.shape
@@ -132,9 +130,7 @@ def test_generated_token_ids_equal_those_of_their_decoded_text(narrator, tokeniz
 
 
 @pytest.mark.parametrize("length", [67, 68, 111, 230])
-def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(
-    tokenizer, length
-):
+def test_a_passkey_prompt_has_its_length_and_parts_in_order(tokenizer, length):
     text = tokenizer.decode(passkey_prompt(tokenizer, length, seed=length)[1:])
     assert len(passkey_prompt(tokenizer, length, seed=length)) == length
     key = text[-PASSKEY.digits :]
@@ -156,9 +152,7 @@ def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(
 # What the probabilities need of the grammar and of the tokenizer
 
 
-def test_the_tokens_of_a_value_are_independent_and_no_sentence_begins_another(
-    tokenizer,
-):
+def test_value_tokens_are_independent_and_no_sentence_begins_another(tokenizer):
     heads = [sentence.text.partition(" {value}")[0] for sentence in SENTENCES]
     tokens = sorted(tokenizer([f" {head}" for head in heads]).input_ids)
     for one, two in pairwise(tokens):
@@ -169,7 +163,7 @@ def test_the_tokens_of_a_value_are_independent_and_no_sentence_begins_another(
         assert math.prod(map(len, columns)) == len(values)
 
 
-def test_narrator_rejects_tokenizers_that_join_words_or_lack_a_bos_token(tokenizer):
+def test_tokenizers_that_join_words_or_lack_bos_are_refused(tokenizer):
     joined = fact("Anna said {value}re, {value}re is Anna.", 1.0, "Anna", ["the"])
     without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     for arguments in ((tokenizer, [joined]), (without,)):

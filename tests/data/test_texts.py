@@ -21,7 +21,7 @@ from ropepatch.errors import RopepatchError
 
 
 @pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     """A tokenizer whose own post-processor would put <s> before every text."""
     tokenizer = letter_tokenizer(bos_token="<s>", eos_token="</s>", model_max_length=4)
     first = processors.TemplateProcessing(
@@ -31,7 +31,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def ids_of(text: str) -> list[int]:
+def ids_of(text):
     return [VOCABULARY[letter] for letter in text]
 
 
@@ -50,7 +50,7 @@ def test_stream_texts_yields_texts_and_rejects_token_ids(tmp_path):
 # token_ids
 
 
-def test_token_ids_begin_with_one_bos_token_if_requested_and_available(tokenizer):
+def test_token_ids_begin_with_one_bos_if_requested(tokenizer):
     bare = letter_tokenizer(eos_token="</s>")
     for splitter, bos, first in (
         (tokenizer, True, [BOS]),
@@ -89,14 +89,14 @@ def test_a_missing_tokenizer_and_a_single_text_raise_an_error(tokenizer):
 # first_documents
 
 
-def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(tokenizer):
+def test_the_first_long_enough_documents_are_cut(tokenizer):
     stream = iter(["abcd", "ab", [2, 3], [7, 6, 5, 4], "efgh", "bbbb"])
     found = first_documents(tokenizer, stream, length=4, count=2)
     assert [ids.tolist() for ids in found] == [[BOS, 2, 3, 4], [7, 6, 5, 4]]
     assert list(stream) == ["efgh", "bbbb"]  # nothing more is read
 
 
-def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, caplog):
+def test_too_few_documents_are_a_warning_and_none_an_error(tokenizer, caplog):
     documents = ["abc", "a", "bc"]
     assert len(first_documents(tokenizer, documents, length=3, count=2)) == 2
     assert not caplog.records
@@ -109,7 +109,7 @@ def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, cap
 # windows
 
 
-def windows(tokenizer, documents, **options) -> list[list[int]]:
+def windows(tokenizer, documents, **options):
     return [ids for _, ids in cut_windows(tokenizer, documents, **options)]
 
 
@@ -195,7 +195,7 @@ def test_the_digest_hashes_lengths_and_ids_as_64_bit_integers():
     )
 
 
-def test_a_document_that_names_a_file_raises_an_error_only_if_first(
+def test_a_first_document_that_names_a_file_is_refused(
     tokenizer, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +55,7 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, Path]:
+def files(tmp_path_factory):
     """The page with tiny and without."""
     folder = tmp_path_factory.mktemp("explorer")
     return {
@@ -71,7 +69,7 @@ def opened(browser):
     """Opens a page; errors in it fail the tests."""
     errors = []
 
-    def open_page(address: str, **options: Any) -> Any:
+    def open_page(address, **options):
         page = browser.new_page(**options)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
@@ -91,18 +89,18 @@ def reader(opened, files):
     return opened(files["tiny"].as_uri())
 
 
-def shallow(config: dict) -> dict:
+def shallow(config):
     """A configuration with one layer, where all are alike: a rope does not depend on them."""
     return (
         config | {"num_hidden_layers": 1} if config["model_type"] == "llama" else config
     )
 
 
-def config_of(name: str) -> dict:
+def config_of(name):
     return next(entry["config"] for entry in presets() if entry["name"] == name)
 
 
-def rope_of(entry: dict) -> Rope:
+def rope_of(entry):
     carried = entry["carried"] and tuple(entry["carried"])
     return Rope(entry["dim"], entry["theta"], entry["window"], carried, entry["factor"])
 
@@ -112,9 +110,7 @@ READ_ROPES = """configs => configs.map((config) => {
 })"""
 
 
-def test_every_preset_and_dropped_configuration_has_the_rope_that_transformers_computes(
-    page,
-):
+def test_every_configuration_has_the_rope_that_transformers_computes(page):
     yarn = {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -298,9 +294,7 @@ def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
     assert said["found"] == bool((likely == asked[-prompt["answer"] :]).all()) == found
 
 
-def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(
-    opened, files, tmp_path
-):
+def test_links_keys_and_dropped_files_change_what_is_shown(opened, files, tmp_path):
     link = "#model=llama-2-7b&to=32768&method=ntk-by-parts&set=beta%3D16&map=dca"
     page = opened(files["plain"].as_uri() + link)
     story, command = page.locator("#story"), page.locator("#command")
@@ -323,9 +317,7 @@ def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(
     expect(page.locator("#problem")).to_have_text("broken.json: no JSON.")
 
 
-def test_a_page_to_pass_on_has_no_folder_of_the_user_and_a_command_to_paste(
-    opened, tmp_path
-):
+def test_a_page_names_no_folder_and_quotes_its_command(opened, tmp_path):
     folder = tmp_path / "it's $(touch X)"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config_of("llama-2-7b")))

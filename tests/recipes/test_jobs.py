@@ -29,7 +29,7 @@ GUIDES = [
 RUN, RESULT = "local/run", "local/result"
 
 
-def parse(words: list[str]) -> None:
+def parse(words):
     """A command as its programs parse it: ours, behind a launcher of torch, accelerate or Slurm."""
     if words[0] in ("torchrun", "accelerate"):
         if words[0] == "torchrun":
@@ -63,7 +63,7 @@ PROGRAMS = "ropepatch|torchrun|accelerate|sbatch|hf"
     [*GUIDES, ROOT / "recipes" / "README.md", *HEADERS],
     ids=lambda page: page.stem,
 )
-def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
+def test_the_commands_of_pages_and_recipe_headers_parse(page):
     text = re.sub(
         "^#", " ", page.read_text(encoding="utf-8"), flags=re.MULTILINE
     ).replace("\\\n", " ")
@@ -93,9 +93,7 @@ def test_a_job_whose_result_would_be_lost_is_refused():
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_weights(
-    tmp_path,
-):
+def test_a_killed_job_resumes_exactly_on_an_empty_disk(tmp_path):
     """Killed as its first commit has arrived; the Hub is all that the next job has."""
     words = ["-m", "ropepatch", "train", "tiny", "--recipe", "six.yaml", "--out", "out"]
     for place in ("first", "second"):

@@ -19,14 +19,12 @@ from ropepatch.training.recipe import Recipe, read_recipe
 NAMES = shipped_names(RECIPES)
 
 
-def window_of(name: str) -> int:
+def window_of(name):
     return published_config(read_recipe(name).model)["max_position_embeddings"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_can_be_saved_trains_the_whole_target_and_distils_unless_it_replicates_a_paper(
-    name, tmp_path
-):
+def test_a_recipe_trains_the_whole_target(name, tmp_path):
     """All weights trained leave no teacher in memory; tiny trains on what it was made from."""
     recipe, trained = read_recipe(name), window_of(name)
     target = relative_length(recipe.to, trained)
@@ -53,7 +51,7 @@ def test_a_recipe_can_be_saved_trains_the_whole_target_and_distils_unless_it_rep
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if read_recipe(name).model != "tiny"]
 )
-def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(name):
+def test_the_header_of_a_recipe_names_its_gpu_memory(name):
     """From 128k on little is evaluated: the keys and values of a passkey take more than the training."""
     recipe = read_recipe(name)
     assert recipe.gradient_checkpointing
@@ -67,7 +65,7 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
         assert not recipe.watch.passkey_trials
 
 
-def full_recipe() -> dict:
+def full_recipe():
     """Every section and every kind of value, as a file holds them."""
     return {
         "model": "tiny",
@@ -189,9 +187,7 @@ def test_what_no_recipe_can_hold_is_refused(read, path, value, said):
 @pytest.mark.parametrize(
     "key", ["hub_token", "output_dir", "fsdp", "eval_steps", "push_to_hub"]
 )
-def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused_without_its_value(
-    read, key
-):
+def test_an_argument_that_ropepatch_sets_is_refused(read, key):
     content = full_recipe()
     content["trainer"][key] = "secret"
     with pytest.raises(
@@ -201,9 +197,7 @@ def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused_without_its_
     assert "secret" not in str(refused.value)
 
 
-def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_what_it_holds(
-    run_here,
-):
+def test_recipes_are_listed_in_a_table_and_as_json(run_here):
     listed = json.loads(run_here("recipes", "--json").stdout)
     assert [recipe["recipe"] for recipe in listed] == NAMES
     (one,) = json.loads(run_here("recipes", "qwen2.5-7b", "--json").stdout)
@@ -218,9 +212,7 @@ def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_w
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b"])
-def test_a_printed_recipe_is_the_file_with_the_path_of_its_schema(
-    tmp_path, run_here, name
-):
+def test_a_printed_recipe_names_its_schema(tmp_path, run_here, name):
     (tmp_path / "mine.yaml").write_text(run_here("recipes", name).stdout)
     schema, *copied = (tmp_path / "mine.yaml").read_text(encoding="utf-8").splitlines()
     assert (

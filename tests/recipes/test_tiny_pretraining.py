@@ -36,7 +36,7 @@ def stock(tokenizer):
     return Stock.of(tokenizer, [TEXT, "And then it rained."])
 
 
-def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokenizer):
+def test_the_shipped_recipe_made_the_bundled_checkpoint(tokenizer):
     recipe = read_recipe(SHIPPED)
     made, bundled = (
         recipe.config().to_dict(),
@@ -62,7 +62,7 @@ def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokeniz
     )
 
 
-def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(stock):
+def test_each_material_is_what_tiny_was_trained_on(stock):
     """The rows are part of the recipe: a change here makes other weights."""
     rows = {
         name: hashlib.sha256(

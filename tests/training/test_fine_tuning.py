@@ -36,8 +36,9 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import TINY, Checkpoint
+from ropepatch.model.checkpoint import TINY
 from ropepatch.processes import ALONE, Processes
+from ropepatch.progress import silent
 from ropepatch.training import trainer
 from ropepatch.training.adapter import trainable
 from ropepatch.training.fine_tuning import merged_model
@@ -52,6 +53,16 @@ def yarn():
     return ropepatch.plan("tiny", to=512, method="yarn")
 
 
+def train(out, say=silent, **changes):
+    """Train the bundled checkpoint by the small recipe."""
+    return fine_tune(yarn(), small_recipe(**changes), out, say=say)
+
+
+def steps_with(folder, *keys):
+    """The steps of the history that have these values."""
+    return [row["step"] for row in history_of(folder) if {*keys} <= row.keys()]
+
+
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
@@ -64,9 +75,7 @@ def source_with(folder, **keys):
     return source
 
 
-def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_target(
-    fine_tuned,
-):
+def test_what_comes_out_loads_in_stock_transformers_at_the_target(fine_tuned):
     model = AutoModelForCausalLM.from_pretrained(fine_tuned)
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
@@ -90,22 +99,13 @@ def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_t
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"} | norms
 
 
-def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(
-    fine_tuned,
-):
+def test_the_history_holds_losses_and_evaluations(fine_tuned):
     """Logged every five steps and at every save."""
-    rows = history_of(fine_tuned)
-    assert [
-        row["step"] for row in rows if "loss" in row and "learning_rate" in row
-    ] == [2, 4, 5, 6]
-    assert [
-        row["step"] for row in rows if "short_loss" in row and "target_loss" in row
-    ] == [0, 3, 6]
+    assert steps_with(fine_tuned, "loss", "learning_rate") == [2, 4, 5, 6]
+    assert steps_with(fine_tuned, "short_loss", "target_loss") == [0, 3, 6]
 
 
-def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(
-    tmp_path,
-):
+def test_an_unwatched_target_is_not_measured(tmp_path):
     recipe = small_recipe(
         trainer={"max_steps": 1}, watch=Watch(every=1, windows=2, target=False)
     )
@@ -116,37 +116,9 @@ def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(
     assert not any("target_loss" in row or "target_passkey" in row for row in rows)
 
 
-def test_the_weights_of_the_base_are_loaded_to_train_them_and_to_merge_and_once_to_verify(
-    tmp_path, monkeypatch
-):
-    stock, loaded, made = Checkpoint.load, [], []
-    arguments = TrainingArguments.__post_init__
-
-    def counted(checkpoint, *words, **options):
-        loaded.append(checkpoint.name)
-        return stock(checkpoint, *words, **options)
-
-    def built(self):
-        made.append(self)
-        arguments(self)
-
-    monkeypatch.setattr(Checkpoint, "load", counted)
-    monkeypatch.setattr(TrainingArguments, "__post_init__", built)
-    written = fine_tune(
-        yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out"
-    )
-    assert loaded.count("tiny") == 2
-    assert len(loaded) == 3
-    assert written.model is not None  # for the fingerprint
-    assert len(made) == 1
-
-
-def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(
-    tmp_path, fine_tuned
-):
+def test_a_run_ended_by_a_signal_saves_and_resumes_exactly(tmp_path, fine_tuned):
     """Steps 3 and 5 are saved and logged, so the losses are means over other steps."""
     seldom = small_recipe(trainer={"save_steps": 100, "logging_steps": 2})
-    once = fine_tune(yarn(), seldom, tmp_path / "once").path
     for step, last in ((2, 3), (4, 5)):
         lines = []
         send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
@@ -158,23 +130,17 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
         ]
     again = fine_tune(yarn(), seldom, tmp_path / "out", say=lines.append).path
     assert "resuming from checkpoint-5" in lines
-    assert model_bytes(again) == model_bytes(once) == model_bytes(fine_tuned)
-    found, expected = (
+    assert model_bytes(again) == model_bytes(fine_tuned)
+    assert steps_with(again, "loss") == [2, 3, 4, 5, 6]
+    evaluations = [
         [
             (row["step"], row["short_loss"])
             for row in history_of(place)
             if "short_loss" in row
         ]
-        for place in (again, once)
-    )
-    assert found == expected
-    assert [row["step"] for row in history_of(again) if "loss" in row] == [
-        2,
-        3,
-        4,
-        5,
-        6,
+        for place in (again, fine_tuned)
     ]
+    assert evaluations[0] == evaluations[1]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +151,7 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
         pytest.param("save", 6, 6, marks=pytest.mark.slow),
     ],
 )
-def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
+def test_an_interrupted_run_ends_like_another(
     monkeypatch, tmp_path, fine_tuned, point, step, last
 ):
     ticks = itertools.count()  # one second a step
@@ -195,13 +161,13 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     interrupted(yarn(), small_recipe(), tmp_path / "out", point, step)
     assert not (tmp_path / "out").exists()
     lines = []
-    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out", say=lines.append).path
+    resumed = train(tmp_path / "out", lines.append).path
     assert (f"resuming from checkpoint-{last}" in lines) == (last > 0)
     assert model_bytes(resumed) == model_bytes(fine_tuned)
     assert history_of(resumed) == history_of(fine_tuned)
 
 
-def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, fine_tuned):
+def test_a_run_resumes_with_other_times_to_save(tmp_path, fine_tuned):
     interrupted(yarn(), small_recipe(), tmp_path / "out", "step_end", 3)
     (tmp_path / "out.run" / "runs").mkdir()
     (tmp_path / "out.run" / "runs" / "events").touch()
@@ -211,22 +177,14 @@ def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, fine_tuned)
         "logging_steps": 1,
         "dataloader_num_workers": 1,
     }
-    resumed = fine_tune(
-        yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out"
-    ).path
-    assert [row["step"] for row in history_of(resumed) if "loss" in row] == [
-        2,
-        3,
-        4,
-        5,
-        6,
-    ]
+    resumed = train(tmp_path / "out", trainer=other | {"ddp_timeout": 60}).path
+    assert steps_with(resumed, "loss") == [2, 3, 4, 5, 6]
     assert model_bytes(resumed) == model_bytes(fine_tuned)
     assert (resumed / "training" / "runs" / "events").exists()
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
+def test_a_full_disk_leaves_the_last_checkpoint_whole(
     monkeypatch, tmp_path, fine_tuned
 ):
     stock = torch.save
@@ -242,18 +200,15 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
             RopepatchError,
             match=r"cannot save the checkpoint of step 4: .*No space left",
         ) as error:
-            fine_tune(yarn(), small_recipe(), tmp_path / "out")
+            train(tmp_path / "out")
     assert "run the same command again" in error.value.hint
-    assert sorted(
-        path.name for path in (tmp_path / "out.run").glob("checkpoint-*")
-    ) == ["checkpoint-2"]
-    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out").path
-    assert model_bytes(resumed) == model_bytes(fine_tuned)
+    assert [path.name for path in (tmp_path / "out.run").glob("checkpoint-*")] == [
+        "checkpoint-2"
+    ]
+    assert model_bytes(train(tmp_path / "out").path) == model_bytes(fine_tuned)
 
 
-def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jump(
-    tmp_path,
-):
+def test_a_step_reads_segments_apart_at_positions_that_jump(tmp_path):
     recipe = small_recipe(
         lora=Lora(r=4), trainer={"max_steps": 1}, watch=Watch(every=1, target=False)
     )
@@ -317,15 +272,6 @@ def test_accumulated_batches_are_one_step(tmp_path):
         assert steps[0][key] == pytest.approx(steps[1][key], rel=1e-4)
 
 
-def test_another_seed_begins_with_another_adapter(adapter, tmp_path):
-    recipe = small_recipe(seed=1, save="adapter", trainer={"max_steps": 1})
-    other = fine_tune(yarn(), recipe, tmp_path / "other").path
-    one, two = (load_file(at / "adapter_model.safetensors") for at in (adapter, other))
-    name = next(key for key in one if "lora_A" in key)
-    # Six steps move a weight by less than 0.01
-    assert (one[name] - two[name]).abs().max() > 0.05
-
-
 # Settings that decide the weights
 
 
@@ -371,56 +317,44 @@ OTHER_RECIPES = {
 }
 
 
+def refused(place, differs, base=None, how=None, **changes):
+    plan = base or scaled(place / "base")
+    said = rf"out\.run belongs to another run: it differs in .*{differs}"
+    with pytest.raises(RopepatchError, match=said):
+        fine_tune(plan, of_texts(place, **changes), place / "out", **(how or {}))
+
+
 @pytest.mark.parametrize("changes", OTHER_RECIPES.values(), ids=OTHER_RECIPES)
-def test_a_run_goes_on_by_its_recipe_alone(begun, changes):
-    with pytest.raises(
-        RopepatchError, match=r"out\.run belongs to another run: it differs in .*recipe"
-    ):
-        fine_tune(scaled(begun / "base"), of_texts(begun, **changes), begun / "out")
+def test_a_run_resumes_only_with_its_recipe(begun, changes):
+    refused(begun, "recipe", **changes)
 
 
-def test_a_run_goes_on_with_its_texts_alone(begun):
+def test_a_run_resumes_only_with_its_texts(begun):
     for name in ("read", "watched"):
         write_texts(begun, **{name: "two"})
-        with pytest.raises(
-            RopepatchError, match=r"out\.run belongs to another run: it differs in text"
-        ):
-            fine_tune(scaled(begun / "base"), of_texts(begun), begun / "out")
+        refused(begun, "text")
     write_texts(begun)
 
 
-def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
+def test_a_run_resumes_only_with_its_base_and_method(begun, tmp_path):
     others = {
         "method": scaled(begun / "base", to=1024),
         "config": scaled(source_with(tmp_path / "config", rms_norm_eps=1e-3)),
         "weights": scaled(with_other_weights(tmp_path / "weights")),
     }
     for differs, plan in others.items():
-        with pytest.raises(
-            RopepatchError,
-            match=rf"out\.run belongs to another run: it differs in .*{differs}",
-        ):
-            fine_tune(plan, of_texts(begun), begun / "out")
+        refused(begun, differs, plan)
 
 
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
     monkeypatch.setattr(Processes, "deal", ALONE.deal)
-    with pytest.raises(
-        RopepatchError,
-        match=r"out\.run belongs to another run: it differs in processes",
-    ):
-        fine_tune(
-            scaled(begun / "base"),
-            of_texts(begun),
-            begun / "out",
-            processes=Processes(0, 2),
-        )
+    refused(begun, "processes", how={"processes": Processes(0, 2)})
 
 
 def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
     for changes in ({"seed": 1}, {"save": "adapter"}):
         with pytest.raises(RopepatchError, match="already exists"):
-            fine_tune(yarn(), small_recipe(**changes), fine_tuned)
+            train(fine_tuned, **changes)
 
 
 @pytest.mark.sweep
@@ -452,12 +386,8 @@ def test_merged_equals_adapter(tmp_path, lora):
 @pytest.mark.parametrize(
     "lora", [None, Lora(r=4, train_embeddings=True)], ids=["all weights", "embeddings"]
 )
-def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(
-    tmp_path, lora
-):
-    folder = fine_tune(
-        yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out"
-    ).path
+def test_whole_trained_weights_are_written_and_embeddings_stay_tied(tmp_path, lora):
+    folder = train(tmp_path / "out", lora=lora, trainer={"max_steps": 3}).path
     before, after = load_file(TINY / "model.safetensors"), weights(folder)
     assert before.keys() == after.keys()
     changed = {
@@ -470,15 +400,7 @@ def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(
     assert record_of(folder)["verified"]["logits"] == "equal"
 
 
-@pytest.mark.slow
-def test_recomputed_activations_change_nothing(tmp_path, fine_tuned):
-    folder = fine_tune(
-        yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out"
-    ).path
-    assert model_bytes(folder) == model_bytes(fine_tuned)
-
-
-def test_an_adapter_is_loaded_with_the_rope_that_it_was_trained_with(adapter):
+def test_an_adapter_is_loaded_with_its_rope(adapter):
     names = {path.name for path in adapter.iterdir()}
     assert names == {
         "adapter_config.json",
@@ -510,7 +432,7 @@ def with_other_weights(folder):
     return source
 
 
-def test_an_adapter_without_a_tensor_or_as_a_pickle_is_refused(adapter, tmp_path):
+def test_an_incomplete_or_pickled_adapter_is_refused(adapter, tmp_path):
     folder = shutil.copytree(adapter, tmp_path / "adapter")
     tensors = load_file(folder / "adapter_model.safetensors")
     tensors.pop(next(name for name in tensors if "lora_A" in name))
@@ -533,9 +455,7 @@ def test_an_adapter_is_refused_where_it_does_not_belong(adapter, fine_tuned, tmp
             ropepatch.load_adapter(adapter, base=base)
 
 
-def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(
-    tmp_path,
-):
+def test_an_adapter_of_another_trainer_keeps_its_rope(tmp_path):
     model, _ = ropepatch.load("tiny", device="cpu")
     handle = ropepatch.patch(model, "yarn", to=512)
     fine_tuned = trainable(model, Lora(r=4))
@@ -561,7 +481,7 @@ def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_besi
 
 
 def test_the_check_compares_with_the_base_model_within_its_context(fine_tuned):
-    check = fine_tune(yarn(), small_recipe(), fine_tuned).record.training.short_context
+    check = train(fine_tuned).record.training.short_context
     losses = []
     for checkpoint in ("tiny", fine_tuned):
         model, tokenizer = ropepatch.load(checkpoint, device="cpu")
@@ -573,19 +493,16 @@ def test_the_check_compares_with_the_base_model_within_its_context(fine_tuned):
     )
     assert check.passed
     strict = Watch(every=3, windows=1, passkey_trials=0, max_short_loss_increase=0.0)
-    assert not fine_tune(
-        yarn(), small_recipe(watch=strict), fine_tuned
-    ).record.training.short_context.passed
+    judged = train(fine_tuned, watch=strict).record.training
+    assert not judged.short_context.passed
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     with pytest.raises(RopepatchError, match=r"the loss is (nan|inf) at step \d"):
-        fine_tune(
-            yarn(),
-            small_recipe(
-                lora=None, trainer={"learning_rate": 1e30, "logging_steps": 1}
-            ),
+        train(
             tmp_path / "out",
+            lora=None,
+            trainer={"learning_rate": 1e30, "logging_steps": 1},
         )
     assert not (tmp_path / "out").exists()
 
@@ -594,14 +511,12 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / "mine.txt").write_text("mine")
     with pytest.raises(RopepatchError, match=r"out\.run exists and is not a run"):
-        fine_tune(yarn(), small_recipe(), tmp_path / "out")
+        train(tmp_path / "out")
     assert (tmp_path / "out.run" / "mine.txt").read_text() == "mine"
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(
-    tmp_path, monkeypatch
-):
+def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch):
     recipe = small_recipe(
         trainer={"max_steps": 2}, watch=Watch(every=2, windows=1, passkey_trials=0)
     )
@@ -612,10 +527,7 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(
         "bfloat16",
         "float32",
     ):  # as on a machine with AMX, and on one without
-        monkeypatch.setattr(
-            "ropepatch.training.run.fastest",
-            lambda dtype=dtype: dtype,
-        )
+        monkeypatch.setattr("ropepatch.training.run.fastest", lambda dtype=dtype: dtype)
         if dtype == "bfloat16":
             interrupted(yarn(), open_, tmp_path / "out", "step_end", 1)
         else:
@@ -624,9 +536,7 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in_float32(
-    tied,
-):
+def test_a_tied_head_is_trained_too_and_in_float32(tied):
     model = trainable(
         tiny_model("llama", tie_word_embeddings=tied).bfloat16(),
         Lora(train_embeddings=True),
@@ -651,9 +561,7 @@ def test_an_adapter_on_one_end_of_tied_embeddings_is_refused():
 
 
 @pytest.mark.slow
-def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquantised_ones(
-    tmp_path, monkeypatch
-):
+def test_a_qlora_adapter_is_merged_into_the_unquantised_weights(tmp_path, monkeypatch):
     """bitsandbytes also runs on a CPU, where no recipe is let: the same path, without a GPU's kernels."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     monkeypatch.setattr("ropepatch.training.run.check_machine", lambda recipe: None)
@@ -692,13 +600,11 @@ def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tm
     with pytest.raises(
         RopepatchError, match=r"merging the adapter changes the logits by"
     ):
-        fine_tune(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
+        train(tmp_path / "out", trainer={"max_steps": 1})
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_once(
-    tmp_path,
-):
+def test_an_adapter_is_merged_in_float32_and_rounded_once(tmp_path):
     source = source_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     fine_tuned = get_peft_model(
@@ -727,7 +633,7 @@ def test_two_runs_do_not_train_in_one_folder(tmp_path):
         FileLock(tmp_path / "out.run" / ".lock"),
         pytest.raises(RopepatchError, match="another process is training"),
     ):
-        fine_tune(yarn(), small_recipe(), tmp_path / "out")
+        train(tmp_path / "out")
 
 
 def test_the_newest_checkpoint_counts_and_what_was_not_finished_goes(tmp_path):

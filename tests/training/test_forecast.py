@@ -77,10 +77,7 @@ def test_a_forecast_counts_every_token_of_all_processes_once(tmp_path):
             {"lora": Lora(target_modules=("qkv",))},
             "this model cannot have this adapter: No modules were targeted",
         ),
-        (
-            {"lora": Lora(r=2**62)},
-            "this adapter: Storage size calculation overflowed",
-        ),
+        ({"lora": Lora(r=2**62)}, "this adapter: Storage size calculation overflowed"),
         (
             {"data": rows_of(1024)},
             "data.windows contains 1024 tokens, more than the target length of 512",
@@ -92,9 +89,7 @@ def test_a_forecast_counts_every_token_of_all_processes_once(tmp_path):
     ],
     ids=str,
 )
-def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alike(
-    changes, said, tmp_path
-):
+def test_a_recipe_that_cannot_run_is_refused_by_dry_runs(changes, said, tmp_path):
     recipe = small_recipe(**changes)
     ahead = ropepatch.train(PLAN, tmp_path / "out", recipe=recipe, dry_run=True)
     assert said in str(ahead.obstacles[0])

@@ -1,12 +1,10 @@
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import torch
 from loss_models import Largest
 from tiny_models import tiny_model
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
@@ -14,7 +12,7 @@ from ropepatch.training.adapter import can_offload, recompute_activations
 from ropepatch.training.packed_attention import packed_attention
 
 SLIDING = {"sliding_window": 7}
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     "llama": {},
     "llama with as many keys as queries": {"num_key_value_heads": 4},
     "qwen2 with windows": SLIDING
@@ -28,19 +26,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 DOCUMENTS = [13, 1, 22]
 
 
-def build(family: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+def build(family="llama", *, seed=0, **changes):
     return tiny_model(
         family.split()[0], seed=seed, **FAMILIES.get(family, {}) | changes
     )
 
 
-def tokens(count: int = 36, rows: int = 1) -> Tensor:
+def tokens(count=36, rows=1):
     return torch.randint(
         3, 120, (rows, count), generator=torch.Generator().manual_seed(1)
     )
 
 
-def segments(lengths: list[int], positions: Tensor | None = None) -> dict[str, Any]:
+def segments(lengths, positions=None):
     """What a row is passed with, positions included."""
     each = torch.cat([torch.arange(length) for length in lengths])
     edges = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -53,20 +51,20 @@ def segments(lengths: list[int], positions: Tensor | None = None) -> dict[str, A
     } | ends
 
 
-def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
+def alone(model, ids, lengths):
     """Logits [1, T, V] of each document run separately."""
     return torch.cat(
         [model(one, use_cache=False).logits for one in ids.split(lengths, 1)], 1
     )
 
 
-def gradients(model: PreTrainedModel, logits: Tensor) -> list[Tensor]:
+def gradients(model, logits):
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return list(torch.autograd.grad((logits * weights).mean(), trained))
 
 
-def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
+def assert_same(got, expected):
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(
             one, other, rtol=0, atol=1e-5 * max(1, other.abs().max().item())
@@ -87,7 +85,7 @@ def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
         ("mistral", DOCUMENTS, 5),
     ],
 )
-def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_its_gradients(
+def test_packed_documents_are_read_as_each_alone(
     family, lengths, block, recomputed, monkeypatch
 ):
     monkeypatch.setattr(attention, "QUERY_BLOCK", block)
@@ -123,9 +121,7 @@ def test_activations_held_on_the_host_give_the_same_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_crossing_segments(
-    family,
-):
+def test_a_checkpointed_backward_pass_outside_of_the_block_fails(family):
     model = build(family).train()
     recompute_activations(model)
     with packed_attention(model):
@@ -166,7 +162,7 @@ def test_what_is_no_packed_row_is_refused(changes):
         model(**{"input_ids": tokens()} | segments([36]) | changes)
 
 
-def not_causal() -> PreTrainedModel:
+def not_causal():
     config = build().config
     config.is_causal = False
     return AutoModelForCausalLM.from_config(config)
@@ -182,7 +178,7 @@ def not_causal() -> PreTrainedModel:
         not_causal,
     ],
 )
-def test_models_that_do_more_than_attend_causally_are_refused_before_a_step(make):
+def test_models_that_do_more_than_attend_causally_are_refused(make):
     model = make()
     before = model.config._attn_implementation
     with pytest.raises(RopepatchError, match="packed rows"), packed_attention(model):
@@ -193,9 +189,7 @@ def test_models_that_do_more_than_attend_causally_are_refused_before_a_step(make
 # Switching
 
 
-def test_other_models_are_left_alone_nothing_of_ours_is_saved_and_an_error_restores_the_model(
-    tmp_path,
-):
+def test_other_models_are_left_alone_and_errors_restore_one(tmp_path):
     model, other = build(), build(seed=1)
     with torch.no_grad():
         expected = [one(tokens()).logits for one in (model, other)]

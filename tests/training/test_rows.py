@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ropepatch.data.positions import PoSE, PositionSampling, TrueLength
+from ropepatch.data.positions import PoSE, TrueLength
 from ropepatch.data.texts import Texts
 from ropepatch.data.tokens import TokenStore
 from ropepatch.errors import RopepatchError
@@ -20,7 +20,6 @@ from ropepatch.training.rows import (
     Batches,
     GeneratedRows,
     Schedule,
-    Stream,
     TokenRows,
     held_out,
 )
@@ -30,7 +29,7 @@ LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]
 lengths_of_documents = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
-def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenStore:
+def store_of(lengths, name="books", first=0):
     """A store in which every token is its own: ``first`` and those after it."""
     documents = torch.arange(first, first + sum(lengths)).split(lengths)
     return TokenStore.of(
@@ -38,12 +37,7 @@ def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenSt
     )
 
 
-def data_of(
-    *weights: float,
-    windows: tuple = (8,),
-    tokens_per_batch: int | str = 24,
-    boundaries: bool = True,
-) -> Data:
+def data_of(*weights, windows=(8,), tokens_per_batch=24, boundaries=True):
     return Data(
         sources=tuple(
             Texts(text=f"source {number}", weight=weight)
@@ -56,16 +50,8 @@ def data_of(
 
 
 def batches_of(
-    data: Data,
-    streams: list[Stream],
-    positions: PositionSampling | None = None,
-    *,
-    trained: int = 8,
-    target: int = 64,
-    steps: int = 6,
-    per_step: int = 2,
-    seed: int = 0,
-) -> Batches:
+    data, streams, positions=None, *, trained=8, target=64, steps=6, per_step=2, seed=0
+):
     schedule = Schedule.of(
         data, trained=trained, steps=steps, per_step=per_step, seed=seed
     )
@@ -73,7 +59,7 @@ def batches_of(
     return Batches(schedule, streams, positions or TrueLength(), **layout)
 
 
-def same(one: dict, other: dict) -> bool:
+def same(one, other):
     return one.keys() == other.keys() and all(
         torch.equal(one[key], other[key])
         if isinstance(one[key], Tensor)
@@ -92,7 +78,7 @@ def same(one: dict, other: dict) -> bool:
     st.integers(0, 3),
     st.integers(0, 2**64 - 1),
 )
-def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(
+def test_an_epoch_has_every_token_of_its_windows_once(
     lengths, begin, window, epoch, seed
 ):
     store = store_of(lengths)
@@ -111,10 +97,10 @@ def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(
     assert sorted(read) == windows
 
 
-def test_rows_are_shuffled_in_another_order_in_each_epoch_for_each_seed_and_each_window():
+def test_epochs_seeds_and_windows_have_their_own_order():
     store = store_of([5050])  # 50 rows of 100 or of 101
 
-    def order(seed: int, epoch: int, window: int = 100) -> list[int]:
+    def order(seed, epoch, window=100):
         rows = TokenRows(store, 0, seed)
         return [
             int(rows.row(epoch * 50 + index, window).ids[0]) // window
@@ -130,7 +116,7 @@ def test_rows_are_shuffled_in_another_order_in_each_epoch_for_each_seed_and_each
 # held-out text
 
 
-def test_held_out_are_the_first_tokens_and_they_are_not_trained_on():
+def test_held_out_first_tokens_are_not_trained_on():
     store = store_of([7, 30, 63])
     pieces, begin = held_out(store, 12, 2)
     assert [piece.tolist() for piece in pieces] == [
@@ -177,7 +163,7 @@ def test_each_sequence_begins_with_bos_where_a_family_needs_it():
     st.integers(1, 6),
     st.integers(1, 4),
 )
-def test_a_schedule_follows_the_windows_and_counts_each_source_by_itself(
+def test_a_schedule_follows_windows_and_counts_each_source(
     weights, windows, room, steps, per_step
 ):
     data = data_of(*weights, windows=tuple(windows), tokens_per_batch=room)
@@ -209,7 +195,7 @@ def test_sources_are_drawn_by_their_weights():
 
 
 @pytest.mark.parametrize(("window", "room"), [(9, 8), (1, 8), ("2x", 15)])
-def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
+def test_a_window_without_room_or_label_is_refused(window, room):
     with pytest.raises(
         RopepatchError, match=f"data.windows must be from 2 to tokens_per_batch .{room}"
     ):
@@ -264,7 +250,7 @@ def test_a_batch_is_the_rows_of_its_schedule_in_segments(positions, boundaries):
                 assert segment.tolist() == list(range(len(segment)))
 
 
-def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny):
+def test_labels_left_out_stay_out_without_boundaries(tiny):
     data = data_of(1.0, windows=(64,), tokens_per_batch=128, boundaries=False)
     rows = GeneratedRows("retold", tiny[1], 0)
     batch = batches_of(data, [rows])[0]
@@ -291,7 +277,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(tiny):
 # errors before the first step
 
 
-def test_a_window_that_a_source_has_no_room_for_is_refused():
+def test_a_source_shorter_than_a_window_is_refused():
     streams = [
         TokenRows(store_of([n], f"source {number}"), 0, 0)
         for number, n in enumerate([100, 15])

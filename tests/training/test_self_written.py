@@ -11,7 +11,7 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.training import self_written as module
-from ropepatch.training.recipe import Data, Distil, Generated, Watch
+from ropepatch.training.recipe import Distil, Generated
 from ropepatch.training.run import Run
 from ropepatch.training.self_written import generated, self_written
 from ropepatch.training.supply import read_supply
@@ -42,9 +42,7 @@ def test_token_frequencies_match_the_models_probabilities_at_the_temperature():
 @pytest.mark.parametrize(
     ("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))]
 )
-def test_documents_begin_with_the_first_token_of_a_text_and_have_one_length(
-    bos, eos, first
-):
+def test_documents_begin_with_a_first_token_and_have_one_length(bos, eos, first):
     documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws(), 256)
     assert {int(document[0]) for document in documents} == first
     assert {len(document) for document in documents} == {64}
@@ -52,8 +50,10 @@ def test_documents_begin_with_the_first_token_of_a_text_and_have_one_length(
 
 
 def write_tiny(folder, tokenizer, tokens, **changes):
-    settings = {"length": 32, "tokens": tokens, "seed": 0, "cache": folder} | changes
-    return self_written(Checkpoint(TINY), tokenizer, **settings)
+    settings = {"length": 32, "tokens": tokens, "seed": 0} | changes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROPEPATCH_CACHE", str(folder))
+        return self_written(Checkpoint(TINY), tokenizer, **settings)
 
 
 @pytest.fixture
@@ -116,28 +116,16 @@ def test_non_finite_logits_raise_a_one_line_error():
         generated(model, Marks(1), 64, draws(), 2)
 
 
-def own_text(**changes):
-    data = {
-        "sources": (Generated(generated="self"),),
-        "windows": (64,),
-        "tokens_per_batch": 128,
-    }
-    return small_recipe(
-        **{
-            "data": Data(**data | changes.pop("data", {})),
-            "distil": Distil(),
-            "watch": Watch(every=6, windows=1, passkey_trials=0),
-        }
-        | changes
-    )
-
-
 def test_a_training_reads_self_generated_text_three_times(
     tmp_path, small_parts, monkeypatch
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     plan = ropepatch.plan("tiny", to=512, method="yarn")
-    supply = read_supply(Run(plan, own_text(), tmp_path / "out"))
+    data = small_recipe().data.model_copy(
+        update={"sources": (Generated(generated="self"),)}
+    )
+    recipe = small_recipe(data=data, distil=Distil())
+    supply = read_supply(Run(plan, recipe, tmp_path / "out"))
     held_out = sum(map(len, supply.pieces))
     assert supply.notes == [
         f"self-generated text: 12 documents, {supply.tokens // 3 + held_out} tokens"

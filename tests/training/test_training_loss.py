@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_models import Largest, build, tokens
 from run_recipes import run_two_processes
-from torch import Tensor, nn
+from torch import nn
 
 from ropepatch.training import loss
 from ropepatch.training.loss import (
@@ -34,11 +34,11 @@ def inputs(num_tokens, size, vocabulary, *, dtype=torch.float64, scale=1.0):
     return hidden, weight, labels
 
 
-def gradients(value: Tensor, *tensors) -> tuple[Tensor, ...]:
+def gradients(value, *tensors):
     return torch.autograd.grad(value, tensors, retain_graph=True)
 
 
-def drawn_labels(data, tokens, vocabulary) -> Tensor:
+def drawn_labels(data, tokens, vocabulary):
     label = st.sampled_from([-100, *range(vocabulary)])
     return torch.tensor(data.draw(st.lists(label, min_size=tokens, max_size=tokens)))
 
@@ -79,7 +79,7 @@ def test_sixteen_bits_are_those_of_the_matrix_products_alone():
         assert (gradient.double() - exact).norm() < 0.005 * exact.norm()
 
 
-def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
+def test_a_16_bit_gradient_is_scaled_by_an_exact_number():
     hidden, weight, labels = inputs(30, 16, 40, dtype=torch.bfloat16)
     found = linear_cross_entropy(hidden, weight, labels)
     whole, third = gradients(found, hidden)[0], gradients(found * (1 / 3), hidden)[0]
@@ -108,7 +108,7 @@ def test_without_gradients_none_are_made():
 # The loss against a teacher
 
 
-def taught_by(student, teacher, labels: Tensor, answers: Tensor, t, c) -> Tensor:
+def taught_by(student, teacher, labels, answers, t, c):
     """The oracle: the sum over the vocabulary as the definition has it, from all logits."""
     p, q = (teacher / t).softmax(-1), (student / t).softmax(-1)
     divergence = t**2 * torch.xlogy(p, p / q).nansum(-1)
@@ -121,7 +121,7 @@ def taught_by(student, teacher, labels: Tensor, answers: Tensor, t, c) -> Tensor
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(data):
+def test_distillation_is_the_divergence_of_all_logits(data):
     ranges = (1, 17), (1, 5), (2, 9)
     N, H, V = (data.draw(st.integers(least, most)) for least, most in ranges)
     hidden, weight, _ = inputs(N, H, V)
@@ -154,7 +154,7 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
 # The loss of a model
 
 
-def rows(*lengths: int) -> dict[str, Tensor]:
+def rows(*lengths):
     """A batch of which some labels are ignored."""
     ids = torch.stack(tokens(*lengths))
     labels = ids.clone()
@@ -163,7 +163,7 @@ def rows(*lengths: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels}
 
 
-def expected_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def expected_sum(model, batch):
     """The oracle: the loss of the label at t + 1 from the logits at t."""
     logits = (
         model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].double()
@@ -173,11 +173,11 @@ def expected_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     )
 
 
-def count(batch: dict[str, Tensor]) -> int:
+def count(batch):
     return int((batch["labels"][:, 1:] != -100).sum())
 
 
-def trained_gradients(model: nn.Module, value: Tensor) -> dict[str, Tensor]:
+def trained_gradients(model, value):
     model.zero_grad()
     value.backward()
     found = {
@@ -189,16 +189,14 @@ def trained_gradients(model: nn.Module, value: Tensor) -> dict[str, Tensor]:
     return {name: gradient.clone() for name, gradient in found.items()}
 
 
-def assert_close(
-    ours: dict[str, Tensor], theirs: dict[str, Tensor], share: float
-) -> None:
+def assert_close(ours, theirs, share):
     """Assert that gradients differ by less than a share of their norms."""
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
         assert (gradient - theirs[name]).norm() <= share * theirs[name].norm(), name
 
 
-def assert_same_step(model: nn.Module, head: nn.Linear | None) -> dict[str, Tensor]:
+def assert_same_step(model, head):
     """Loss and gradients of a step are those of the oracle; the gradients."""
     batch = rows(11, 11)
     found = causal_lm_loss(model, batch, head=head)
@@ -210,7 +208,7 @@ def assert_same_step(model: nn.Module, head: nn.Linear | None) -> dict[str, Tens
     return ours
 
 
-def peft_model(base: nn.Module, **options) -> nn.Module:
+def peft_model(base, **options):
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
@@ -225,13 +223,13 @@ def peft_model(base: nn.Module, **options) -> nn.Module:
     return model
 
 
-def with_bias() -> nn.Module:
+def with_bias():
     model = build("phi")
     nn.init.normal_(model.lm_head.bias)
     return model
 
 
-def with_copies(tied: bool, *copied: str) -> nn.Module:
+def with_copies(tied, *copied):
     model = build(tie_word_embeddings=tied)
     return peft_model(
         model,
@@ -241,7 +239,7 @@ def with_copies(tied: bool, *copied: str) -> nn.Module:
     )
 
 
-def fine_tuned_head() -> nn.Module:
+def fine_tuned_head():
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(
@@ -295,9 +293,7 @@ def model_and_head(request):
 
 
 @pytest.mark.parametrize("items", [17, torch.tensor(17.0)])
-def test_it_is_divided_by_the_number_it_is_given_and_zero_without_any_label(
-    model_and_head, items
-):
+def test_a_loss_is_divided_by_its_number_of_items(model_and_head, items):
     (model, head), batch = model_and_head, rows(9, 9)
     found = causal_lm_loss(model, batch, items, head=head)
     torch.testing.assert_close(
@@ -324,7 +320,7 @@ def test_a_step_holds_no_logits_of_all_tokens():
     assert all_at_once.numel == 2048 * 4000
 
 
-def test_under_autocast_the_loss_is_that_of_the_models_own_logits():
+def test_under_autocast_the_loss_is_that_of_its_logits():
     model, batch = build(), rows(11, 11)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert linear_head(model) is model.lm_head

@@ -21,9 +21,7 @@ def commands(tmp_path_factory) -> dict[str, Attack]:
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_leaves_no_partial_output_and_a_repeat_completes_it(
-    name, commands, tmp_path: Path
-):
+def test_a_repeat_completes_a_killed_command(name, commands, tmp_path: Path):
     attack = commands[name]
     reference = reference_of(attack, tmp_path / "reference")
     last = [Kill(last_of(reference.events, event)) for event in LAST.get(name, ())]
