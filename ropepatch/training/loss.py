@@ -22,10 +22,12 @@ from ropepatch.model.config import text_config
 from ropepatch.model.cost import CHUNK as CHUNK
 from ropepatch.model.head import find_linear_head, in_eval_mode, shadowed
 from ropepatch.model.rotary import base_model
+from ropepatch.training.packed_attention import segments
 
 logger = logging.getLogger(__name__)
 
-CHECKED = 16  # tokens of the pass that looks for the head
+# Tokens, from the whole vocabulary, of the pass that looks for the head
+CHECKED = 16
 NO_INPUT = ("labels", "answers")  # keys of a batch that are no arguments of a model
 DISTILLED = CHUNK // 4  # a chunk holds logits and distributions of both models
 
@@ -93,7 +95,12 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     """
     base: Any = base_model(model)
     vocabulary = text_config(base.config).vocab_size
-    inputs = _short_batch(vocabulary, base.get_input_embeddings().weight.device)
+    device = base.get_input_embeddings().weight.device
+    inputs = {
+        "input_ids": torch.arange(CHECKED, device=device)[None] * 7919 % vocabulary,
+        "position_ids": torch.arange(CHECKED, device=device)[None],
+        **segments([CHECKED], device),
+    }
     with in_eval_mode(model), torch.no_grad():
         head = find_linear_head(model, base, inputs)
     torch.clear_autocast_cache()  # it holds weights that were cast without gradients
@@ -108,19 +115,6 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
         )
         return None
     return head
-
-
-def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:
-    """Make a packed sequence of one document, with tokens from the whole vocabulary."""
-    ids = (torch.arange(CHECKED, device=device) * 7919 % vocabulary)[None]
-    ends = torch.tensor([0, CHECKED], dtype=torch.int32, device=device)
-    segments: dict[str, Any] = {f"cu_seq_lens_{side}": ends for side in "qk"}
-    segments |= {f"max_length_{side}": CHECKED for side in "qk"}
-    return {
-        "input_ids": ids,
-        "position_ids": torch.arange(CHECKED, device=device)[None],
-        **segments,
-    }
 
 
 # Of hidden states

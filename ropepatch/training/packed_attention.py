@@ -8,9 +8,10 @@ Shapes: H heads, T tokens of all segments, D dimensions of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -47,6 +48,20 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
         )
     with attending_by(base, NAME):
         yield
+
+
+def segments(
+    lengths: Sequence[int], device: torch.device | None = None
+) -> dict[str, Tensor | int]:
+    """Return the bounds and the longest length of segments, by the names of the arguments of a forward pass."""
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    longest = max(lengths)
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def _no_mask(

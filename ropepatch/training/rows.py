@@ -24,6 +24,7 @@ from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, tokenizer_digest
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import key_of, refuse_unknown, seed_of
+from ropepatch.training.packed_attention import segments
 from ropepatch.training.recipe import Data
 
 # Tokens of the text around questions, in total and per piece
@@ -260,16 +261,12 @@ class Batches(Dataset[dict[str, Tensor | int]]):
                 sampled = self.positions.sample(length, self.target, draw)
                 positions.append(sampled)
         lengths = [length for row in rows for length in row.lengths]
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return {
             "input_ids": torch.cat([row.ids for row in rows])[None],
             "labels": torch.cat([row.labels for row in rows])[None],
             "position_ids": torch.cat(positions)[None],
             "answers": torch.cat([row.answers for row in rows])[None],
-            "cu_seq_lens_q": ends,
-            "cu_seq_lens_k": ends,
-            "max_length_q": max(lengths),
-            "max_length_k": max(lengths),
+            **segments(lengths),
         }
 
     def _row(self, number: int) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 RECORD = "run.json"
 TRAINED = "trained"  # the weights after the last step
 PARTIAL = ".partial"  # where the next checkpoint is written, to be renamed once it is complete
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Recipe keys that the plan or the digest of the text covers, or that change no weight.
 NOT_DECISIVE: dict[str, Any] = {
     "model": True,
@@ -140,16 +138,13 @@ class Run:
     def check(self) -> None:
         """Raise `RopepatchError` for all that is wrong before a weight is loaded."""
         check_trainable(self.plan, self.recipe)
+        if shares_rows():
+            check_context_parallel(self.plan.config.skeleton)
         check_machine(self.recipe)
         with packed_attention(self.plan.config.skeleton):
             pass  # raises if its attention cannot be replaced
         _ = self.arguments
         _ = self.counted
-
-    def check_shared_rows(self) -> None:
-        """Raise `RopepatchError` if the launcher shares sequences, which layers of the model refuse."""
-        if shares_rows():
-            check_context_parallel(self.plan.config.skeleton)
 
     def check_out(self) -> None:
         """Raise `RopepatchError` if the output folder has other content or lies in the checkpoint."""
@@ -253,11 +248,8 @@ def name_of(decisive: dict[str, Any]) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, the newest last."""
-    steps = {}
-    for path in folder.glob("checkpoint-*"):
-        if match := CHECKPOINT.fullmatch(path.name):
-            steps[int(match[1])] = path
-    return [steps[step] for step in sorted(steps)]
+    found = folder.glob("checkpoint-[0-9]*")
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
 
 
 def newest(folder: Path) -> Path | None:

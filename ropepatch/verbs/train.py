@@ -134,11 +134,7 @@ def train(
         say(note)
     place = output_of(plan, out, method, named)
     run = Run(plan, settings, absolute(place), include, command, say, progress)
-    checks: list[Callable[[], object]] = [
-        run.check,
-        run.check_shared_rows,
-        partial(check_place, place),
-    ]
+    checks: list[Callable[[], object]] = [run.check, partial(check_place, place)]
     if reading:
         checks.append(partial(_check_fingerprint, run))
     if dry_run:

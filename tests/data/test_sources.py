@@ -215,21 +215,6 @@ def test_streaming_needs_no_memory_for_the_whole_file(tmp_path, suffix):
 # local_files
 
 
-def test_the_files_of_a_source_are_listed(tmp_path, dataset_of):
-    (tmp_path / "folder" / "deep").mkdir(parents=True)
-    text = write(tmp_path / "folder" / "deep" / "a.txt", b"one")
-    lines = write_lines(tmp_path / "folder" / "b.jsonl", {"text": "two"})
-    write(tmp_path / "folder" / "notes.md", b"no")
-    assert local_files(text) == [text]
-    assert local_files(str(tmp_path / "folder")) == [lines, text]
-    dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
-    assert {file.suffix for file in local_files(tmp_path / "set") or []} == {
-        ".arrow",
-        ".json",
-    }
-    assert local_files("owner/name:config") is None
-
-
 # saved datasets and tables
 
 

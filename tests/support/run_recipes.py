@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from checkpoint_folders import edit_json
 from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
+from ropepatch.model.checkpoint import TINY
 from ropepatch.training import fine_tuning
 from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
 from ropepatch.training.run import Run
@@ -95,6 +98,13 @@ def interrupted(plan, recipe, out, point, step, end=gone):
     setattr(callback, f"on_{point}", end_at)
     with trainers(callback), pytest.raises(KeyboardInterrupt):
         fine_tune(plan, recipe, out)
+
+
+def tiny_with(folder, **keys):
+    """A copy of the bundled checkpoint with other keys in its config.json."""
+    shutil.copytree(TINY, folder)
+    edit_json(folder / "config.json", **keys)
+    return folder
 
 
 def record_of(folder):

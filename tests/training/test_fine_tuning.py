@@ -3,7 +3,6 @@
 import errno
 import functools
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checkpoint_folders import with_other_weights
 from filelock import FileLock
 from peft import LoraConfig, PeftModel, get_peft_model
 from run_recipes import (
@@ -21,6 +21,7 @@ from run_recipes import (
     model_bytes,
     record_of,
     small_recipe,
+    tiny_with,
     trainers,
 )
 from safetensors.torch import load_file, save_file
@@ -65,14 +66,6 @@ def steps_with(folder, *keys):
 
 def weights(folder):
     return load_file(folder / "model.safetensors")
-
-
-def source_with(folder, **keys):
-    """A copy of the bundled checkpoint with other keys in its configuration."""
-    source = shutil.copytree(TINY, folder)
-    content = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(content | keys))
-    return source
 
 
 def test_what_comes_out_loads_in_stock_transformers_at_the_target(fine_tuned):
@@ -297,7 +290,7 @@ def begun(tmp_path_factory):
     """The folder with the texts and the base of a run that was interrupted after three steps."""
     place = tmp_path_factory.mktemp("begun")
     write_texts(place)
-    source_with(place / "base")
+    tiny_with(place / "base")
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("ROPEPATCH_CACHE", str(place / "cache"))
         interrupted(
@@ -339,8 +332,8 @@ def test_a_run_resumes_only_with_its_texts(begun):
 def test_a_run_resumes_only_with_its_base_and_method(begun, tmp_path):
     others = {
         "method": scaled(begun / "base", to=1024),
-        "config": scaled(source_with(tmp_path / "config", rms_norm_eps=1e-3)),
-        "weights": scaled(with_other_weights(tmp_path / "weights")),
+        "config": scaled(tiny_with(tmp_path / "config", rms_norm_eps=1e-3)),
+        "weights": scaled(other_weights(tmp_path / "weights")),
     }
     for differs, plan in others.items():
         refused(begun, differs, plan)
@@ -355,31 +348,6 @@ def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
     for changes in ({"seed": 1}, {"save": "adapter"}):
         with pytest.raises(RopepatchError, match="already exists"):
             train(fine_tuned, **changes)
-
-
-@pytest.mark.sweep
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    [
-        Lora(r=4, use_rslora=True, rank_pattern={"q_proj": 2}),
-        Lora(r=4, use_dora=True),
-        Lora(r=4, target_modules="all-linear", train_norms=False),
-        Lora(r=4, train_embeddings=True),
-    ],
-    ids=["rslora", "dora", "all-linear", "embeddings"],
-)
-def test_merged_equals_adapter(tmp_path, lora):
-    recipe = small_recipe(lora=lora, trainer={"max_steps": 3})
-    merged = fine_tune(yarn(), recipe, tmp_path / "merged").path
-    adapter = fine_tune(
-        yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter"
-    ).path
-    model, _ = ropepatch.load_adapter(adapter)
-    stock = AutoModelForCausalLM.from_pretrained(merged)
-    base, _ = ropepatch.load("tiny", device="cpu")
-    assert torch.allclose(logits(model), logits(stock), atol=1e-4)
-    assert not torch.allclose(logits(stock), logits(base), atol=1e-2)
 
 
 @pytest.mark.slow
@@ -422,14 +390,9 @@ def patched(target):
     return model
 
 
-def with_other_weights(folder):
-    source = shutil.copytree(TINY, folder)
-    negated = {
-        name: -tensor
-        for name, tensor in load_file(source / "model.safetensors").items()
-    }
-    save_file(negated, source / "model.safetensors", {"format": "pt"})
-    return source
+def other_weights(folder):
+    with_other_weights(shutil.copytree(TINY, folder))
+    return folder
 
 
 def test_an_incomplete_or_pickled_adapter_is_refused(adapter, tmp_path):
@@ -449,8 +412,8 @@ def test_an_adapter_is_refused_where_it_does_not_belong(adapter, fine_tuned, tmp
     with pytest.raises(RopepatchError, match="contains no adapter of ropepatch"):
         ropepatch.load_adapter(fine_tuned)
     rope = {"rope_type": "default", "rope_theta": 5e5}
-    other = source_with(tmp_path / "rope", rope_parameters=rope, rope_theta=5e5)
-    for base in (other, with_other_weights(tmp_path / "base")):
+    other = tiny_with(tmp_path / "rope", rope_parameters=rope, rope_theta=5e5)
+    for base in (other, other_weights(tmp_path / "base")):
         with pytest.raises(RopepatchError, match="not have the weights and the RoPE"):
             ropepatch.load_adapter(adapter, base=base)
 
@@ -567,7 +530,7 @@ def test_a_qlora_adapter_is_merged_into_the_unquantised_weights(tmp_path, monkey
     monkeypatch.setattr("ropepatch.training.run.check_machine", lambda recipe: None)
     # Or it repacks the weights in the first evaluation, and has no gradient of that.
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
-    source = source_with(tmp_path / "source", dtype="bfloat16")
+    source = tiny_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     recipe = small_recipe(
         quantization="4bit",
@@ -605,7 +568,7 @@ def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tm
 
 
 def test_an_adapter_is_merged_in_float32_and_rounded_once(tmp_path):
-    source = source_with(tmp_path / "source", dtype="bfloat16")
+    source = tiny_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     fine_tuned = get_peft_model(
         LlamaForCausalLM.from_pretrained(source, dtype=torch.float32),

@@ -1,17 +1,13 @@
 """What a dry run says: weights, memory, tokens and hours, and the errors before anything is loaded."""
 
-import json
-import shutil
-
 import pytest
 from registries import published_config
-from run_recipes import fine_tune, small_recipe
+from run_recipes import fine_tune, small_recipe, tiny_with
 from tiny_models import LLAMA_SIZES
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.processes import Processes
 from ropepatch.training.adapter import Weights, trainable
@@ -110,9 +106,7 @@ def test_a_recipe_that_cannot_run_is_refused_by_dry_runs(changes, said, tmp_path
     ],
 )
 def test_a_plan_that_cannot_be_fine_tuned_is_refused(config, method, said, tmp_path):
-    source = shutil.copytree(TINY, tmp_path / "source")
-    content = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(content | config))
+    source = tiny_with(tmp_path / "source", **config)
     plan = ropepatch.plan(source, to=512, method=method)
     with pytest.raises(RopepatchError, match=said):
         check_trainable(plan, small_recipe())

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
 from ropepatch.training.adapter import can_offload, recompute_activations
-from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.packed_attention import packed_attention, segments
 
 SLIDING = {"sliding_window": 7}
 FAMILIES = {
@@ -38,17 +38,11 @@ def tokens(count=36, rows=1):
     )
 
 
-def segments(lengths, positions=None):
+def packed(lengths, positions=None):
     """What a row is passed with, positions included."""
     each = torch.cat([torch.arange(length) for length in lengths])
-    edges = torch.tensor([0, *lengths]).cumsum(0).int()
-    ends = {f"cu_seq_lens_{side}": edges for side in "qk"} | {
-        f"max_length_{side}": max(lengths) for side in "qk"
-    }
-    return {
-        "position_ids": (each if positions is None else positions)[None],
-        "use_cache": False,
-    } | ends
+    places = {"position_ids": (each if positions is None else positions)[None]}
+    return {"use_cache": False, **places, **segments(lengths)}
 
 
 def alone(model, ids, lengths):
@@ -95,12 +89,12 @@ def test_packed_documents_are_read_as_each_alone(
     if recomputed:
         recompute_activations(model)
     with packed_attention(model):
-        got = model(tokens(), **segments(lengths)).logits
+        got = model(tokens(), **packed(lengths)).logits
         assert_same([got, *gradients(model, got)], [expected, *slopes])
         if len(lengths) > 1:
-            positions = segments(lengths)["position_ids"][0]
+            positions = packed(lengths)["position_ids"][0]
             assert (
-                model(tokens(), **segments([36], positions)).logits - got
+                model(tokens(), **packed([36], positions)).logits - got
             ).abs().max() > 0.1
 
 
@@ -125,7 +119,7 @@ def test_a_checkpointed_backward_pass_outside_of_the_block_fails(family):
     model = build(family).train()
     recompute_activations(model)
     with packed_attention(model):
-        logits = model(tokens(), **segments([13, 23])).logits
+        logits = model(tokens(), **packed([13, 23])).logits
     with pytest.raises(RuntimeError):
         logits.sum().backward()
 
@@ -139,7 +133,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
     monkeypatch.setattr(attention, "QUERY_BLOCK", 64)
     model = build(family, vocab_size=128, num_hidden_layers=1)
     with Largest() as counter, packed_attention(model):
-        model(tokens(sum(lengths)), **segments(lengths)).logits.sum().backward()
+        model(tokens(sum(lengths)), **packed(lengths)).logits.sum().backward()
     assert counter.numel == 4096 * 128  # the logits
 
 
@@ -157,9 +151,9 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
 )
 def test_what_is_no_packed_row_is_refused(changes):
     model = build()
-    packed = pytest.raises(RopepatchError, match="packed attention got")
-    with packed_attention(model), torch.no_grad(), packed:
-        model(**{"input_ids": tokens()} | segments([36]) | changes)
+    refused = pytest.raises(RopepatchError, match="packed attention got")
+    with packed_attention(model), torch.no_grad(), refused:
+        model(**{"input_ids": tokens()} | packed([36]) | changes)
 
 
 def not_causal():

@@ -1,7 +1,5 @@
 """Self-generated text: sampling, caching, and resuming after an interruption."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from loss_models import shift_model
@@ -90,19 +88,6 @@ def test_generation_resumes_after_the_last_whole_shard(
     )
     assert write_tiny(one, tokenizer, 400).digest == many.digest
     assert write_tiny(one, tokenizer, 100).digest == few.digest
-
-
-def test_progress_counts_tokens(tmp_path, small_parts, tiny):
-    shown = []
-
-    @contextmanager
-    def progress(name):
-        yield lambda done, total: shown.append((done, total))
-
-    write_tiny(tmp_path, tiny[1], 100, progress=progress)
-    assert shown[0] == (4, 100)  # two documents in a shard
-    assert [done for done, _ in shown] == sorted(done for done, _ in shown)
-    assert shown[-1] == (128, 128)
 
 
 def test_non_finite_logits_raise_a_one_line_error():

@@ -14,7 +14,7 @@ from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
 from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.loss import causal_lm_loss, linear_head
-from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.packed_attention import packed_attention, segments
 from ropepatch.training.recipe import Distil, Lora
 from ropepatch.training.run import check_trainable
 from ropepatch.training.teacher import Teacher
@@ -32,16 +32,12 @@ def batch(lengths, jump=0):
     documents = tokens(*lengths)
     labels = [torch.cat([torch.tensor([-100]), ids[1:]]) for ids in documents]
     places = [torch.arange(n) + jump * (torch.arange(n) >= n // 2) for n in lengths]
-    edges = torch.tensor([0, *lengths]).cumsum(0).int()
     return {
         "input_ids": torch.cat(documents)[None],
         "labels": torch.cat(labels)[None],
         "position_ids": torch.cat(places)[None],
         "answers": torch.zeros(1, sum(lengths)),
-        "cu_seq_lens_q": edges,
-        "cu_seq_lens_k": edges,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
+        **segments(lengths),
     }
 
 

@@ -5,6 +5,7 @@ import wrapped_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_models import Largest, build, tokens
+from peft import LoraConfig, get_peft_model
 from run_recipes import run_two_processes
 from torch import nn
 
@@ -178,15 +179,9 @@ def count(batch):
 
 
 def trained_gradients(model, value):
-    model.zero_grad()
-    value.backward()
-    found = {
-        name: parameter.grad
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-    assert all(gradient is not None for gradient in found.values())
-    return {name: gradient.clone() for name, gradient in found.items()}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(value, [*trained.values()])
+    return dict(zip(trained, found, strict=True))
 
 
 def assert_close(ours, theirs, share):
@@ -209,16 +204,11 @@ def assert_same_step(model, head):
 
 
 def peft_model(base, **options):
-    from peft import LoraConfig, get_peft_model
-
     torch.manual_seed(0)
-    model = get_peft_model(
-        base, LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, **options)
-    )
-    for (
-        parameter
-    ) in model.parameters():  # so that a copy that is trained is not its original
-        if parameter.requires_grad:
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, **options)
+    model = get_peft_model(base, lora)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # a copy that is trained is not its original
             parameter.data.mul_(1.1)
     return model
 
@@ -239,12 +229,9 @@ def with_copies(tied, *copied):
     )
 
 
-def fine_tuned_head():
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(
-        build(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
-    )  # no change yet
+def fine_tuned_head():  # no change yet
+    lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])
+    return get_peft_model(build(), lora)
 
 
 MODELS = {  # how it is made; which layer's place the loss takes; how many tensors are trained

@@ -26,9 +26,6 @@ def test_a_short_context_check_fails_only_beyond_its_noise():
     assert (within.passed, noisy.passed, failed.passed) == (True, True, False)
     assert noisy.increase == pytest.approx(0.075 / 2.125)
     assert noisy.low < 0.02 < noisy.high
-    assert str(noisy).endswith("not significantly above the limit of 2.00%")
-    assert str(failed).endswith("above the limit of 2.00%")
-    assert [failed.limited(most).passed for most in (0.08, 0.09)] == [False, True]
     assert not short_context_check(
         losses(1, 2), losses(1.1, 2.1), 0.02
     ).passed  # two texts: the mean itself

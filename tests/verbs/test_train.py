@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -16,6 +15,7 @@ from run_recipes import (
     history_of,
     record_of,
     small_recipe,
+    tiny_with,
     write_recipe,
     write_recipe_and_suite,
 )
@@ -29,7 +29,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read, read_result
 from ropepatch.extension import record as records
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import TINY, Checkpoint
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import UNITS
 from ropepatch.publishing.card.writing import teaching, write_card
 from ropepatch.settings import RECIPES, find_shipped
@@ -234,19 +234,11 @@ def test_distillation_uses_the_longest_sequences_that_fit_the_device(
     assert reason in lines[0]
 
 
-def changed(tmp_path, **config):
-    """The bundled checkpoint with other values in its config.json."""
-    source = shutil.copytree(TINY, tmp_path / "source")
-    content = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(content | config))
-    return source
-
-
 @pytest.mark.parametrize(
     ("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)]
 )
 def test_the_learning_rate_decreases_with_the_hidden_size(hidden, rate, tmp_path):
-    source = changed(tmp_path, hidden_size=hidden)
+    source = tiny_with(tmp_path / "source", hidden_size=hidden)
     made = ropepatch.train(source, to="4x", recipe="distil", dry_run=True, **quiet)
     assert made.forecast.recipe.trainer["learning_rate"] == rate
 
