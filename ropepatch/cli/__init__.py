@@ -8,15 +8,13 @@ import os
 import shlex
 import signal
 import sys
-from pathlib import Path
-from threading import Timer
 from typing import Any, NoReturn
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
-from ropepatch.cli.streams import Output, safe_streams
+from ropepatch.cli.streams import printable_logs
 from ropepatch.errors import RopepatchError, is_out_of_memory
 
 LESS_MEMORY = {  # hints of commands that need much
@@ -27,24 +25,21 @@ LESS_MEMORY = {  # hints of commands that need much
     "--dry-run estimates the memory",
 }
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
-# Commands whose work is a file
-WRITING = {"extend", "train", "export", "push", "explore", "plot"}
 
 
 def main() -> None:
     """Run the command line: exit 0 done, 1 a bad finding, 2 user error, 130 interrupted."""
-    before, sys.unraisablehook = sys.unraisablehook, _again
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
-    try:
-        with safe_streams() as (stdout, _):
-            _run(stdout)
-    finally:
-        sys.unraisablehook = before
+    while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # else a library would print into the next file that is opened
+    os.close(unused)
+    with printable_logs():
+        _run()
 
 
-def _run(stdout: Output) -> NoReturn:
+def _run() -> NoReturn:
     try:
         # Exit on SIGTERM, and on SIGHUP when the terminal closes, so that cleanup removes incomplete files.
         # What the caller ignores, as nohup does, stays ignored.
@@ -56,15 +51,11 @@ def _run(stdout: Output) -> NoReturn:
         for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
-        _check_interpreter()
         if "--install-completion" in sys.argv:  # its import takes time
             app.register_install_completion_command()
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
-        if stdout.failure and sys.argv[1:2] and sys.argv[1] not in WRITING:
-            reason = stdout.failure.strerror
-            raise RopepatchError(
-                f"cannot write to stdout: {reason}", hint="redirect it to another file"
-            )
+        if sys.stdout is not None:
+            sys.stdout.flush()
         sys.exit(code if sys.argv[1:] else 2)
     except CycloptsError as error:
         _refuse(_usage_error(error))
@@ -78,8 +69,7 @@ def _run(stdout: Output) -> NoReturn:
         sys.exit(1)
     except (RuntimeError, MemoryError, OSError) as error:
         if is_out_of_memory(error):
-            command = next((word for word in sys.argv[1:] if word in LESS_MEMORY), "")
-            less = LESS_MEMORY.get(command, "free some memory")
+            less = LESS_MEMORY.get(sys.argv[1], "free some memory")
             _refuse(RopepatchError("out of memory", hint=less))
         if not isinstance(error, OSError):
             raise
@@ -89,31 +79,8 @@ def _run(stdout: Output) -> NoReturn:
         _refuse(RopepatchError(f"{named}{error.strerror or error}", hint=hint))
 
 
-def _check_interpreter() -> None:
-    """Raise a `RopepatchError` where no command can run."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        message = f"the working folder cannot be used: {error.strerror or error}"
-        raise RopepatchError(message, hint="cd to a folder that exists") from error
-    if sys.flags.optimize >= 2:
-        raise RopepatchError(
-            "Python runs without docstrings (-OO), which transformers needs",
-            hint="unset PYTHONOPTIMIZE",
-        )
-
-
 def _exit(number: int, frame: object) -> None:
     sys.exit(128 + number)
-
-
-def _again(unraisable: Any) -> None:
-    """Send a signal again if Python dropped its exception, which happens in destructors."""
-    numbers = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
-    if number := numbers.get(unraisable.exc_type):
-        Timer(0.1, os.kill, [os.getpid(), number]).start()
-    else:
-        sys.__unraisablehook__(unraisable)
 
 
 def _usage_error(error: CycloptsError) -> RopepatchError:

@@ -106,11 +106,11 @@ def _next_steps(extension: Extension) -> Iterator[str]:
         return
     plan = extension.plan
     loader = plan.config.loader
-    runs_code = bool(plan.change.code or plan.config.stand_in)
-    loading = call(f"{loader}.from_pretrained", folder, code=runs_code)
-    shown = f"{loading}.config.get_text_config().max_position_embeddings"
-    code = f"from transformers import {loader}; print({shown})"
     if loader:
+        runs_code = bool(plan.change.code or plan.config.stand_in)
+        loading = call(f"{loader}.from_pretrained", folder, code=runs_code)
+        shown = f"{loading}.config.get_text_config().max_position_embeddings"
+        code = f"from transformers import {loader}; print({shown})"
         yield f"load:    python -c {shlex.quote(code)}"
     try:
         load_tokenizer(extension.folder, plan.config.whole)
@@ -177,10 +177,10 @@ def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None
     if as_json:
         print(json_text(asdict(pushed) | {"bytes": pushed.num_bytes}))
     else:
-        _print_pushed(pushed, folder)
+        _print_pushed(pushed)
 
 
-def _print_pushed(pushed: Pushed, folder: str) -> None:
+def _print_pushed(pushed: Pushed) -> None:
     """Print the outcome of a push on stdout, and notes on stderr."""
     notes = list(pushed.notes)
     if pushed.left_out:
@@ -188,38 +188,14 @@ def _print_pushed(pushed: Pushed, folder: str) -> None:
         notes.append(f"not uploaded: {left} (--include uploads more files)")
     for note in notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
-    counts = f"{_files(len(pushed.files))}, {pushed.num_bytes / 1e6:.1f} MB{deleted}"
     if pushed.card is not None:
         print_text(pushed.card)
-    if not pushed.dry_run:
-        print(pushed.url)
     for name, size in pushed.files.items():
         print(f"  {size / 1e6:>10.3f} MB  {printable(name)}")
     for name in pushed.deleted:
         print(f"  {'deleted':>13}  {printable(name)}")
+    counts = f"{len(pushed.files)} files, {pushed.num_bytes / 1e6:.1f} MB, {len(pushed.deleted)} deleted"
     if pushed.dry_run:
         print(f"{counts} in a push to {pushed.url}; nothing was sent")
-        return
-    print(f"commit {pushed.commit}: {counts}")
-    print(_how_to_load(pushed, folder))
-
-
-def _how_to_load(pushed: Pushed, folder: str) -> str:
-    from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.publishing.loading import call, load_adapter
-
-    branch = None if pushed.branch == "main" else pushed.branch
-    if "adapter_model.safetensors" in pushed.files:
-        return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
-    checkpoint = Checkpoint.find(folder)
-    loader = checkpoint.stock.loader
-    if not loader:
-        return f"{pushed.repo} loads as its base model does"
-    trusts = checkpoint.config.needs_trust
-    loading = f"{loader}.from_pretrained"
-    return call(loading, pushed.repo, branch=branch, code=trusts)
-
-
-def _files(count: int) -> str:
-    return f"{count} file" + ("" if count == 1 else "s")
+    else:
+        print(f"{pushed.url}\ncommit {pushed.commit}: {counts}")

@@ -18,8 +18,6 @@ from ropepatch.progress import say_on_stderr, warn_on_stderr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from matplotlib.figure import Figure
-
     from ropepatch.evaluation.results import Row
     from ropepatch.verbs.extend import Extension
     from ropepatch.verbs.results import Results
@@ -145,22 +143,18 @@ def plot(
         measured = [one for name in results for one in ropepatch.read_results(name)]
         drawn = figures(measured)
     else:
-        drawn = _of_methods(results[0], to, methods or ["yarn"])
+        from ropepatch.evaluation.suites import participants
+        from ropepatch.model.checkpoint import Checkpoint
+        from ropepatch.report.plots.changes import figures_of_plans
+        from ropepatch.settings import listed
+
+        source, named = Checkpoint.find(results[0]), listed(methods or "yarn")
+        chosen = participants(source, named, to=to, say=say_on_stderr)
+        drawn = figures_of_plans([plan for _, plan in chosen])
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)
     print_text("\n".join(f"{Path(out) / name}.png, .svg" for name in drawn))
-
-
-def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
-    from ropepatch.evaluation.suites import participants
-    from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.report.plots.changes import figures_of_plans
-    from ropepatch.settings import listed
-
-    source = Checkpoint.find(model)
-    drawn = participants(source, listed(methods), to=to, say=say_on_stderr)
-    return figures_of_plans([plan for _, plan in drawn])
 
 
 @command(
@@ -169,9 +163,7 @@ def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
   ropepatch demo
   ropepatch demo --out ./demo""",
 )
-def demo(
-    *, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = False
-) -> None:
+def demo(*, out: str = "ropepatch-demo", quiet: bool = False) -> None:
     """Extend the bundled model from 256 to 2048 tokens with YaRN, and measure it before and after.
 
     Takes about a minute on two CPU cores, without network or training. The folder gets the checkpoint, a
@@ -187,10 +179,7 @@ def demo(
     how = feedback(quiet) | {"say": warn_on_stderr, "command": command_line()}
     extension = ropepatch.extend("tiny", out, to="2k", **how)
     results = ropepatch.evaluate(extension, "demo", **how)
-    if as_json:
-        print((extension.folder / "ropepatch.json").read_text(encoding="utf-8"), end="")
-    else:
-        print_text("\n".join(_before_and_after(extension, results)))
+    print_text("\n".join(_before_and_after(extension, results)))
 
 
 def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
@@ -208,12 +197,16 @@ def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
     labels = ("baseline", plan.method.name)
     yield extension.outcome()
     yield f"\n{'':<37}{'before':>8}{'after':>8}"
-    for length in (original, target):
-        before, after = (found["loss", length, label].text for label in labels)
-        yield f"{f'loss at {length:,} tokens (nats/token)':<37}{before:>8}{after:>8}"
-    for length in (original, target):
-        before, after = (_answered(found["found", length, label]) for label in labels)
-        yield f"{f'passkeys retrieved at {length:,} tokens':<37}{before:>8}{after:>8}"
+    for measure, title in (
+        ("loss", "loss at {:,} tokens (nats/token)"),
+        ("found", "passkeys retrieved at {:,} tokens"),
+    ):
+        for length in (original, target):
+            rows = [found[measure, length, label] for label in labels]
+            before, after = (
+                _answered(row) if row.measure == "found" else row.text for row in rows
+            )
+            yield f"{title.format(length):<37}{before:>8}{after:>8}"
     before, after = before.replace("/", " of "), after.replace("/", " of ")
     times = f"{target / original:.0f} times its original context length"
     yield f"\n{plan.source.name} retrieves {after} passkeys at {target:,} tokens, {times}; {before} before.\n"

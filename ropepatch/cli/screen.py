@@ -48,13 +48,13 @@ def print_text(text: str) -> None:
 
     width = screen_width()
     for line in (printable(line, LONGEST) for line in text.split("\n")):
-        if width is None or len(line) <= width:
-            print(line)
-            continue
-        margin, label = re.findall(r"^( *)(\S+ {2,})?", line)[0]
-        indent = " " * (len(margin + label) + 4 * bool(margin and not label))
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
         print(
-            textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
+            line
+            if width is None
+            else textwrap.fill(
+                line, width, subsequent_indent=indent, break_on_hyphens=False
+            )
         )
 
 

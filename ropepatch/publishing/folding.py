@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import (
@@ -30,9 +28,8 @@ from ropepatch.extension.writing import (
     small_files,
     write_configuration,
 )
-from ropepatch.files import absent, check_space, new_folder
+from ropepatch.files import absent, new_folder
 from ropepatch.model.checkpoint import Checkpoint, InMemory
-from ropepatch.model.config import Config
 from ropepatch.model.weights import Progress, clone_files
 from ropepatch.scaling import make_scaling
 
@@ -76,15 +73,9 @@ def fold_attention(
     source = Checkpoint.find(model, revision, weights=True)
     a = source.config.rope.carried_attention_factor
     _check(source)
-    plan = _plan(source, attention_factor=1.0)
+    plan = _plan(source)
     offsets = query_weights(source)
-    weights = source.weights
-    if missing := offsets.keys() - weights.shapes.keys():
-        raise RopepatchError(f"the weights contain no {min(missing)}", hint=HINT)
     with new_folder(folder) as made:
-        check_space(
-            "the copy", folder.parent, weights.num_bytes, hint="free some space"
-        )
         copy_files(small_files(source.folder), made)
         write_configuration(source, made, plan, plan.change)
         dtype = getattr(source.config.text, "dtype", None)
@@ -92,10 +83,10 @@ def fold_attention(
             name: partial(_scaled, a * a, offset, dtype)
             for name, offset in offsets.items()
         }
-        clone_files(weights.files, made, link=False, progress=progress, changes=larger)
-        unfolded = _plan(source, attention_factor=a)
+        files = source.weights.files
+        clone_files(files, made, link=False, progress=progress, changes=larger)
         folded = Checkpoint(made)
-        verdict = _verify(folded, source, plan, unfolded, a * a, offsets)
+        verdict = _verify(folded, source, plan, a * a, offsets)
         proof = proof_of(folded, verdict)
         records.write(
             made, _record(source, plan).amended(folded_attention_factor=a, **proof)
@@ -121,11 +112,9 @@ def _check(source: Checkpoint) -> None:
         )
 
 
-def _plan(source: Checkpoint, *, attention_factor: float) -> Plan:
-    """Plan no further scaling, with another attention factor; L is the present context length."""
-    rope = source.config.rope.model_copy(
-        update={"carried_attention_factor": attention_factor}
-    )
+def _plan(source: Checkpoint) -> Plan:
+    """Plan no further scaling, with an attention factor of 1; L is the present context length."""
+    rope = source.config.rope.model_copy(update={"carried_attention_factor": 1.0})
     config = replace(source.config, scaled_rope=rope)
     return plan_by(
         InMemory(source.name, source.revision, config),
@@ -150,40 +139,23 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
     These are the weights of the query norm if there is one (o is 1 in families that multiply by 1 + w), else
     those of the projection.
     """
-    tensors: dict[str, float] = {}
-    for path, module in _query_layers(source.config.skeleton, source.config):
-        if norm := getattr(module, "q_norm", None):
-            if getattr(norm, "weight", None) is None:
-                raise RopepatchError(
-                    "queries are normalised without weights", hint=HINT
-                )
-            tensors[f"{path}.q_norm.weight"] = _offset(norm)
-        else:
-            tensors |= {
-                f"{path}.q_proj.{name}": 0.0
-                for name, _ in module.q_proj.named_parameters()
-            }
+    config, tensors = source.config, dict[str, float]()
+    kinds = dict(enumerate(getattr(config.text, "layer_types", None) or ()))
+    place = config.site.path.rpartition(".")[0]
+    language_model = config.skeleton.get_submodule(place)
+    for path, module in language_model.named_modules(prefix=place):
+        kind = kinds.get(getattr(module, "layer_idx", None))
+        rotates = hasattr(module, "q_proj") and hasattr(module, "k_proj")
+        if rotates and config.layer_type in (None, kind):
+            norm = getattr(module, "q_norm", None)
+            part, last = ("q_norm", norm) if norm else ("q_proj", module.q_proj)
+            for name, _ in last.named_parameters():
+                tensors[f"{path}.{part}.{name}"] = _offset(last) if norm else 0.0
     if not tensors:
         raise RopepatchError(
-            f"{source.config.model_type} has no projection to queries alone", hint=HINT
+            f"{config.model_type} has no weights of its queries alone", hint=HINT
         )
     return tensors
-
-
-def _query_layers(model: PreTrainedModel, config: Config) -> Iterator[tuple[str, Any]]:
-    """Yield the decoder's attention modules whose RoPE is scaled and that have a query projection."""
-    kinds = dict(enumerate(getattr(config.text, "layer_types", None) or ()))
-    # Some audio encoders number their layers as well
-    language_model = config.site.path.rpartition(".")[0]
-    for path, module in model.named_modules():
-        index = (
-            getattr(module, "layer_idx", None)
-            if path.startswith(language_model)
-            else None
-        )
-        scaled = index is not None and config.layer_type in (None, kinds.get(index))
-        if scaled and hasattr(module, "q_proj") and hasattr(module, "k_proj"):
-            yield path, module
 
 
 def _offset(norm: nn.Module) -> float:
@@ -206,40 +178,34 @@ def _verify(
     written: Checkpoint,
     source: Checkpoint,
     plan: Plan,
-    unfolded: Plan,
     scale: float,
     offsets: Mapping[str, float],
 ) -> Verdict:
     """Compare the folded checkpoint with its source at the same frequencies, in float32.
 
     Rounding of the scaled weights to bfloat16 changes the logits of a deep model by several percent. So it
-    checks two things: each weight is scaled up to its rounding, and the source has the same logits with the
-    written weights divided by the scale.
+    checks two things: each weight is scaled up to its rounding, and without rounding the logits are the same.
     """
     check_frequencies(written, plan)
     model: Any = source.load()
-    put(model, unfolded)
-    tolerance = FOLDED[model.dtype]
     folded: Any = written.load()
-    rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
+    tolerance = FOLDED[model.dtype]
+    exact = {}
+    for name, offset in offsets.items():
+        weight, given = model.get_parameter(name), folded.get_parameter(name)
+        exact[name] = scale * (weight.detach().double() + offset) - offset
+        to = torch.finfo(given.dtype)
+        if not torch.allclose(given.double(), exact[name], rtol=to.eps, atol=to.tiny):
+            raise RopepatchError(
+                f"{name} was not folded: it is not {scale:g} times as large",
+                hint=HINT,
+            )
     before = probe_logits(model.float(), plan.target, source.folder.name)
     after = probe_logits(folded.float(), plan.target, written.folder.name)
     difference = largest_change(before, after)
-    with torch.no_grad():
-        for name, offset in offsets.items():
-            weight = model.get_parameter(name)
-            given = folded.get_parameter(name).double() + offset
-            meant = scale * (weight.double() + offset)
-            to = rounding[name]
-            if not torch.allclose(
-                given - offset, meant - offset, rtol=to.eps, atol=to.tiny
-            ):
-                raise RopepatchError(
-                    f"{name} was not folded: it is not {scale:g} times as large",
-                    hint=HINT,
-                )
-            weight.copy_(given / scale - offset)
-    apart = largest_change(probe_logits(model, plan.target, source.folder.name), after)
+    folded.load_state_dict(exact, strict=False)
+    after = probe_logits(folded, plan.target, written.folder.name)
+    apart = largest_change(before, after)
     if not apart <= tolerance:
         raise RopepatchError(
             f"folding the attention factor changes the logits by {apart:.1e} of the largest",

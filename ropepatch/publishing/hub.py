@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +30,12 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import shown_name
-from ropepatch.files import json_text, read_json, read_text
+from ropepatch.files import json_text, read_json
 from ropepatch.model.checkpoint import ADAPTER, RECORD, hub_answers
 from ropepatch.publishing.card.writing import (
     CARD,
-    MARKER,
     card_text,
-    has_own_card,
+    is_others,
     read_folder,
     write_card,
 )
@@ -78,18 +77,6 @@ class Pushed:
     def num_bytes(self) -> int:
         """The size of the files."""
         return sum(self.files.values())
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """A branch on the Hub; if it does not exist, main, from which it would be created."""
-
-    head: str
-    exists: bool
-    private: bool
-    files: frozenset[str]
-    # Whether it holds what main holds, so that nothing of its own is lost
-    is_main: bool
 
 
 def push(
@@ -142,23 +129,39 @@ def push(
         )
     notes = list(judgement.notes)
     notes += [f"pushed by force: {reason}" for reason in judgement.against]
-    api, there, card = HfApi(library_name="ropepatch"), None, None
+    api, card = HfApi(library_name="ropepatch"), None
+    there, is_new = None, True
     with _hub_errors(repo, token):
         validate_repo_id(repo)
     try:
         with _hub_errors(repo, token):
             repo = repo if "/" in repo else f"{api.whoami()['name']}/{repo}"
-            there = _look(api, repo, branch)
+            there, is_new = _look(api, repo, branch)
     except RopepatchError as error:
         if not dry_run:
             raise
         notes.append(f"could not look at the Hub: {error}")
-    if there is not None:
-        _check_there(there, repo, private=private, force=force)
+    held = _names(there)
+    if there is not None and private and not there.private:
+        raise RopepatchError(
+            f"{repo} exists and is public",
+            hint="make it private in its settings on the Hub, or use another repository",
+        )
+    others = sorted(filter(is_weights, held))
+    if others and not (force or is_new or RECORD in held):
+        raise RopepatchError(
+            f"{repo} contains other weights: {', '.join(others)[:200]}",
+            hint="use a new branch or repository, or replace them with `ropepatch push --force`",
+        )
     with _hub_errors(repo, token):
-        if judgement.allows_card and not has_own_card(place):
+        if judgement.allows_card and not is_others(place / CARD):
             named = None if branch == "main" else branch
-            if there is not None and _has_other_card(api, repo, there):
+            if (
+                there is not None
+                and CARD in held
+                and not is_new
+                and is_others(Path(api.hf_hub_download(repo, CARD, revision=there.sha)))
+            ):
                 contents.files.pop(CARD, None)
                 notes.append(
                     f"{CARD} on the Hub is not from ropepatch and is kept; delete it there first"
@@ -169,14 +172,15 @@ def push(
                 write_card(place, repo, named)
                 contents = read_contents(place, token, include)
         files = contents.files
-        held = there.files if there else frozenset[str]()
         stale = [name for name in held if is_stale(name, ours=RECORD in held)]
         deleted = sorted({*stale} - files.keys())
-        commit = there.head if there else None
+        commit = there.sha if there else None
         if not dry_run:
-            _create(api, repo, branch, there, private=private)
-            parent = there.head if there and there.exists else None
-            commit = _send(api, repo, branch, parent, files, deleted)
+            if there is None:
+                api.create_repo(repo, private=private or None, exist_ok=True)
+            if branch != "main":
+                api.create_branch(repo, branch=branch, exist_ok=True)
+            commit = _send(api, repo, branch, commit, files, deleted)
     return Pushed(
         repo=repo,
         url=f"{api.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
@@ -223,59 +227,28 @@ def _without_signatures(record: logging.LogRecord) -> bool:
     return True
 
 
-def _look(api: HfApi, repo: str, branch: str) -> _Branch | None:
-    """Look at a branch; None without the repository."""
+def _look(api: HfApi, repo: str, branch: str) -> tuple[ModelInfo | None, bool]:
+    """Look at a branch, or at main, from which it would be created; None without the repository.
+
+    The second value is whether the branch holds nothing that main does not keep.
+    """
     try:
         main = api.model_info(repo)
     except GatedRepoError:
         raise
     except RepositoryNotFoundError:
-        return None
-    info, exists = main, True
-    if branch != "main":
-        try:
-            info = api.model_info(repo, revision=branch)
-        except RevisionNotFoundError:
-            exists = False
-    is_main = branch != "main" and info.sha == main.sha
-    return _Branch(str(info.sha), exists, bool(info.private), _names(info), is_main)
+        return None, True
+    if branch == "main":
+        return main, False
+    with suppress(RevisionNotFoundError):
+        info = api.model_info(repo, revision=branch)
+        return info, info.sha == main.sha
+    return main, True
 
 
-def _names(info: ModelInfo) -> frozenset[str]:
-    return frozenset(file.rfilename for file in info.siblings or ())
-
-
-def _check_there(there: _Branch, repo: str, *, private: bool, force: bool) -> None:
-    """Raise `RopepatchError` for a public repository, or weights that ropepatch did not write."""
-    if private and not there.private:
-        raise RopepatchError(
-            f"{repo} exists and is public",
-            hint="make it private in its settings on the Hub, or use another repository",
-        )
-    others = sorted(filter(is_weights, there.files))
-    if others and not (force or there.is_main or RECORD in there.files):
-        raise RopepatchError(
-            f"{repo} contains other weights: {', '.join(others)[:200]}",
-            hint="use a new branch or repository, or replace them with `ropepatch push --force`",
-        )
-
-
-def _has_other_card(api: HfApi, repo: str, there: _Branch) -> bool:
-    """Return whether the branch has a README.md that is neither from ropepatch nor main's."""
-    if there.is_main or CARD not in there.files:
-        return False
-    card = api.hf_hub_download(repo, CARD, revision=there.head)
-    return MARKER not in read_text(Path(card), errors="replace")
-
-
-def _create(
-    api: HfApi, repo: str, branch: str, there: _Branch | None, *, private: bool
-) -> None:
-    """Create the repository and the branch as far as they are missing."""
-    if there is None:
-        api.create_repo(repo, private=private or None, exist_ok=True)
-    if branch != "main" and not (there and there.exists):
-        api.create_branch(repo, branch=branch, exist_ok=True)
+def _names(info: ModelInfo | None) -> frozenset[str]:
+    siblings = info.siblings if info else None
+    return frozenset(file.rfilename for file in siblings or ())
 
 
 def _send(

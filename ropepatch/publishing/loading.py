@@ -1,4 +1,4 @@
-"""The line of Python that loads a checkpoint, for its card, `extend` and `push`."""
+"""The line of Python that loads a checkpoint, for its card and `extend`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,3 @@ def call(
     words += [f"revision={quoted(branch)}"] if branch else []
     words += ["trust_remote_code=True"] if code else []
     return f"{function}({', '.join(words)})"
-
-
-def load_adapter(
-    name: str, *, branch: str | None = None, base: str | None = None, module: str = ""
-) -> str:
-    """Return a call that loads an adapter; `base` is for a base that its record does not name."""
-    folder = (
-        call(f"{module}snapshot_download", name, branch=branch)
-        if "/" in name
-        else quoted(name)
-    )
-    return f"ropepatch.load_adapter({folder}{f', base={quoted(base)}' if base else ''})"

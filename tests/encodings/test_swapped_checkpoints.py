@@ -160,7 +160,7 @@ def test_saving_rejects_unmerged_adapters_and_removed_swaps(model, tmp_path):
 
 def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
     assert judge(saved).against == [
-        "its position encoding is swapped: only ropepatch loads it, and it was not verified"
+        "ropepatch.json belongs to a checkpoint with a swapped position encoding, not to an extension"
     ]
 
 

@@ -80,7 +80,7 @@ def record(folder: Path) -> dict:
     return json.loads((folder / "ropepatch.json").read_text())
 
 
-def test_the_factor_becomes_1_in_every_key_that_an_engine_may_read(folded):
+def test_the_factor_becomes_1_in_every_key(folded):
     config = json.loads((folded / "config.json").read_text())
     for parameters in (config["rope_parameters"], config["rope_scaling"]):
         factors = (
@@ -96,9 +96,7 @@ def test_the_factor_becomes_1_in_every_key_that_an_engine_may_read(folded):
         )
 
 
-def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(
-    yarn, folded
-):
+def test_only_queries_grow_by_the_square_of_the_factor(yarn, folded):
     a = record(yarn)["attention_factor"]
     before, after = weights(yarn), weights(folded)
     assert before.keys() == after.keys()
@@ -112,16 +110,14 @@ def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(
     assert sorted(file.name for file in folded.glob("*safetensors*")) == files
 
 
-@pytest.mark.parametrize("method", ["yarn", "longrope", "linear"])
-def test_every_method_with_a_factor_of_its_own_can_be_folded(shards, tmp_path, method):
+@pytest.mark.parametrize("method", ["longrope", "linear"])
+def test_every_method_with_a_factor_can_be_folded(shards, tmp_path, method):
     made = extended(shards, tmp_path / "made", method)
-    if record(made)["attention_factor"] == 1:
-        with pytest.raises(RopepatchError, match="attention factor 1"):
-            fold_attention(made, tmp_path / "folded")
+    if method == "linear":
+        assert "attention factor 1" in refused(made, tmp_path)
     else:
-        assert (
-            largest_difference(made, fold_attention(made, tmp_path / "folded")) < 1e-5
-        )
+        out = fold_attention(made, tmp_path / "folded")
+        assert largest_difference(made, out) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -152,16 +148,6 @@ def test_other_families_fold_where_their_queries_get_their_size(
     assert largest_difference(made, out) < 1e-5
 
 
-def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
-    source = write_checkpoint(tmp_path / "source", dtype=torch.bfloat16)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    model.save_pretrained(source)
-    made = extended(source, tmp_path / "made")
-    out = fold_attention(made, tmp_path / "out")
-    assert {tensor.dtype for tensor in weights(out).values()} == {torch.bfloat16}
-    assert record(out)["verified"]["logits"].startswith("within ")
-
-
 def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path):
     made = ropepatch.extend(
         ropepatch.plan("tiny", to=1024), tmp_path / "made", reading=False
@@ -169,13 +155,12 @@ def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
     out = fold_attention(made, tmp_path / "out")
-    assert {t.dtype for name, t in weights(out).items() if "q_proj" in name} == {
-        torch.float32
-    }
+    queries = [tensor for name, tensor in weights(out).items() if "q_proj" in name]
+    assert {tensor.dtype for tensor in queries} == {torch.float32}
     assert float(record(out)["verified"]["logits"].split()[1]) < 1e-5
 
 
-def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, folded):
+def test_the_record_stays_that_of_the_extension(yarn, folded):
     before, after = record(yarn), record(folded)
     assert after["folded_attention_factor"] == before["attention_factor"] > 1
     assert after["attention_factor"] == 1
@@ -185,22 +170,14 @@ def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, fold
     assert after["verified"]["frequencies"] == "equal"
 
 
-def test_of_a_stranger_or_after_a_measurement_only_what_holds_is_on_record(
-    yarn, tmp_path
-):
+def test_the_record_drops_what_no_longer_holds(yarn, tmp_path):
     """The results are those of other weights."""
     measured = Path(shutil.copytree(yarn, tmp_path / "measured"))
     evaluation = {"model": "x", "trained": 64, "target": 256, "tasks": []}
-    edit_json(
-        measured / "ropepatch.json", evaluation=evaluation, command="ropepatch extend"
-    )
-    assert (
-        not {"evaluation", "command"}
-        & record(fold_attention(measured, tmp_path / "out")).keys()
-    )
-    (
-        measured / "ropepatch.json"
-    ).unlink()  # as a checkpoint that ropepatch did not make
+    edit_json(measured / "ropepatch.json", evaluation=evaluation, command="x")
+    kept = record(fold_attention(measured, tmp_path / "out"))
+    assert not {"evaluation", "command"} & kept.keys()
+    (measured / "ropepatch.json").unlink()  # as one that ropepatch did not make
     out = fold_attention(measured, tmp_path / "again")
     assert largest_difference(measured, out) < 1e-5
     assert record(out)["folded_attention_factor"] > 1
@@ -229,7 +206,7 @@ def test_a_factor_of_1_and_quantised_weights_are_refused(shards, yarn, tmp_path)
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("phi3", "no projection to queries alone"),
+        ("phi3", "no weights of its queries alone"),
         ("gpt_neox", "only part of each head"),
     ],
 )
@@ -258,30 +235,27 @@ def test_a_factor_that_config_json_keeps_would_be_refused(yarn, tmp_path, monkey
     assert "changes the logits" in refused(yarn, tmp_path)
 
 
-def test_rounding_that_moves_the_logits_of_a_deep_bfloat16_model_is_not_taken_for_a_fault(
-    tmp_path,
-):
+def test_rounding_of_a_bfloat16_model_is_no_fault(tmp_path):
     source = write_checkpoint(tmp_path / "source", dtype=torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    for layer in (
-        model.model.layers
-    ):  # sharp attention: a little of the queries is much of the logits
+    for layer in model.model.layers:
+        # Sharp attention: a little of the queries is much of the logits
         layer.self_attn.q_proj.weight.data *= 16
     model.save_pretrained(source)
     made = extended(source, tmp_path / "made")
     out = fold_attention(made, tmp_path / "out")
+    assert {tensor.dtype for tensor in weights(out).values()} == {torch.bfloat16}
     assert largest_difference(made, out) > 0.05
+    assert record(out)["verified"]["difference"] > 0.01
 
 
-def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
+def test_a_norm_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
     made = extension_of(random_model("qwen3"), tmp_path)
     monkeypatch.setattr(folding, "_offset", lambda norm: 1.0)
     assert "changes the logits" in refused(made, tmp_path)
 
 
-def test_the_command_says_what_was_folded_and_that_the_logits_stay(
-    yarn, tmp_path, run_here
-):
+def test_the_export_command_prints_the_factor_and_logits(yarn, tmp_path, run_here):
     done = run_here("export", yarn, "--fold-attention", cwd=tmp_path)
     assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["yarn-folded"]

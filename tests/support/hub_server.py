@@ -7,6 +7,7 @@ Its repositories are in memory, with one commit for each push; names of dataset 
 import base64
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -37,37 +38,19 @@ class File:
     lfs: bool = False
 
     @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
     def oid(self) -> str:
-        """The git object id; for an LFS file that of its pointer."""
-        stated = f"oid sha256:{self.sha256}\nsize {len(self.content)}\n"
-        blob = (
-            f"version https://git-lfs.github.com/spec/v1\n{stated}".encode()
-            if self.lfs
-            else self.content
-        )
-        return hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.lfs else self.oid
+        """The git object id; for an LFS file its sha256."""
+        if self.lfs:
+            return hashlib.sha256(self.content).hexdigest()
+        header = b"blob %d\0" % len(self.content)
+        return hashlib.sha1(header + self.content).hexdigest()
 
     def described(self, path: str) -> dict[str, Any]:
         """The file's entry in a tree and in the description of a model."""
-        size, oid, sha = {"size": len(self.content)}, self.oid, self.sha256
-        pointer = (
-            {"lfs": size | {"pointerSize": 134, "oid": sha, "sha256": sha}}
-            if self.lfs
-            else {}
-        )
-        return (
-            {"type": "file", "path": path, "rfilename": path, "oid": oid, "blobId": oid}
-            | size
-            | pointer
-        )
+        size, names = len(self.content), {"path": path, "rfilename": path}
+        ids = {"oid": self.oid, "blobId": self.oid, "size": size}
+        lfs = {"size": size, "pointerSize": 134, "oid": self.oid, "sha256": self.oid}
+        return {"type": "file"} | names | ids | ({"lfs": lfs} if self.lfs else {})
 
 
 @dataclass
@@ -77,19 +60,14 @@ class Model:
     private: bool = False
     commits: dict[str, dict[str, File]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(
-        default_factory=dict
-    )  # LFS objects by sha256, committed or not
+    # LFS objects by sha256, committed or not
+    objects: dict[str, bytes] = field(default_factory=dict)
 
     def add(
         self, files: dict[str, File], branch: str = "main", commit: str | None = None
     ) -> str:
         """Add a commit to a branch, and return its name."""
-        stated = [
-            self.branches.get(branch),
-            *((path, file.oid) for path, file in sorted(files.items())),
-        ]
-        name = commit or hashlib.sha1(json.dumps(stated).encode()).hexdigest()
+        name = commit or f"{len(self.commits):040x}"
         self.commits[name] = files
         self.branches[branch] = name
         return name
@@ -121,9 +99,8 @@ class Fault:
         if self.method not in ("", method) or self.part not in path:
             return False
         self.seen += 1
-        return self.seen >= self.first and (
-            self.times is None or self.seen < self.first + self.times
-        )
+        last = math.inf if self.times is None else self.first + self.times - 1
+        return self.first <= self.seen <= last
 
 
 class Hub:
@@ -152,10 +129,10 @@ class Hub:
         self.arrived: list[str] = []  # sha256 of every LFS file that arrived completely
         self.lock = RLock()
         if name is not None and folder is not None:
-            found = [path for path in folder.rglob("*") if path.is_file()]
             files = {
                 path.relative_to(folder).as_posix(): File(path.read_bytes())
-                for path in found
+                for path in folder.rglob("*")
+                if path.is_file()
             }
             self.models[name] = Model()
             self.models[name].add(files, commit=COMMIT)
@@ -174,25 +151,18 @@ class Hub:
         self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False
     ) -> Model:
         """Create a repository with .gitattributes, as the Hub does."""
-        contents = {
-            ".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
-        } | (files or {})
+        contents = {".gitattributes": b"*.safetensors filter=lfs\n"} | (files or {})
         self.models[name] = model = Model(private)
         model.add(
-            {
-                path: File(content, path.endswith(LFS))
-                for path, content in contents.items()
-            }
+            {one: File(data, one.endswith(LFS)) for one, data in contents.items()}
         )
         return model
 
     def change(self, name: str, branch: str = "main", /, **files: bytes) -> str:
         """Add a commit of another user with files of these names."""
         model = self.models[name]
-        before = model.commits[model.branches[branch]]
-        return model.add(
-            before | {path: File(content) for path, content in files.items()}, branch
-        )
+        changed = {path: File(content) for path, content in files.items()}
+        return model.add(model.commits[model.branches[branch]] | changed, branch)
 
     def head(self, name: str, branch: str = "main") -> str:
         """Return the newest commit of a branch."""
@@ -216,19 +186,16 @@ class Hub:
         with self.lock:
             self.tokens.add(token)
             self.requests.append((request.command, path))
-            fault = next(
-                (fault for fault in self.faults if fault.hits(request.command, path)),
-                None,
-            )
+            hits = [one for one in self.faults if one.hits(request.command, path)]
+        fault = hits[0] if hits else None
         how = fault.how if fault else None
         if how == "cut":
             request.body(request.length // 2)
             return None
         body = request.body()
         if fault and isinstance(how, int):
-            content = json.dumps(
-                {"error": fault.message}
-            )  # a header could not contain a second line
+            # A header could not contain a second line
+            content = json.dumps({"error": fault.message})
             return how, {"X-Error-Code": fault.code}, content.encode()
         if isinstance(how, str) and how not in ("lost", "torn"):
             return 200, {"Content-Type": "application/json"}, how.encode()
@@ -256,19 +223,14 @@ class Hub:
             held = self.models[found[1]].commits[self._commit_of(found[1], found[2])]
             wanted = parse_qs(body.decode()).get("paths", [])
             return good([one for one in entries(held) if one["path"] in wanted])
-        return (
-            self._write(path, body)
-            if token
-            else refusal(401, "", "Invalid username or password.")
-        )
+        if not token:
+            return refusal(401, "", "Invalid username or password.")
+        return self._write(path, body)
 
     def _read(self, path: str, token: str | None) -> Answer:
         if path == "/api/whoami-v2":
-            return (
-                good({"type": "user", "name": USER, "orgs": []})
-                if token
-                else refusal(401)
-            )
+            user = {"type": "user", "name": USER, "orgs": []}
+            return good(user) if token else refusal(401)
         place = r"((?:datasets/)?[^/]+/[^/]+)"
         of_api = re.fullmatch(
             rf"/api/(?:models/)?{place}(?:/(revision|tree)(?:/(.+))?)?", path
@@ -279,9 +241,8 @@ class Hub:
         name, kind, rest = found.groups()
         model = self.models.get(name)
         if model is None or (model.private and token is None):
-            return refusal(
-                404 if token else 401, "RepoNotFound", "Repository not found"
-            )
+            status = 404 if token else 401
+            return refusal(status, "RepoNotFound", "Repository not found")
         revision, below = map(unquote, (rest or "main").partition("/")[::2])
         commit = self._commit_of(name, revision)
         if commit not in model.commits:
@@ -295,18 +256,11 @@ class Hub:
         if kind == "resolve":
             file = files[below]
             sizes = {"X-Repo-Commit": commit, "X-Linked-Size": str(len(file.content))}
-            return 200, {"ETag": f'"{file.etag}"'} | sizes, file.content
-        shown = name.removeprefix("datasets/")
-        described = {
-            "id": shown,
-            "modelId": shown,
-            "sha": commit,
-            "private": model.private,
-            "tags": [],
-        }
-        return good(
-            described | {"siblings": [one for one in siblings if one["type"] == "file"]}
-        )
+            return 200, {"ETag": f'"{file.oid}"'} | sizes, file.content
+        described = {"id": name.removeprefix("datasets/"), "sha": commit, "tags": []}
+        described |= {"private": model.private}
+        described["siblings"] = [one for one in siblings if one["type"] == "file"]
+        return good(described)
 
     def _commit_of(self, name: str, revision: str) -> str:
         return self.models[name].branches.get(revision, revision)
@@ -318,11 +272,8 @@ class Hub:
             return self._create(json.loads(body))
         if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             return self._batch(found[1], json.loads(body)["objects"])
-        if not (
-            found := re.fullmatch(
-                r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path
-            )
-        ):
+        place = r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)"
+        if not (found := re.fullmatch(place, path)):
             return refusal(404)
         name, kind, branch = found[1], found[2], unquote(found[3])
         if name not in self.models:
@@ -333,81 +284,45 @@ class Hub:
         if kind == "branch":
             if branch in model.branches:
                 return refusal(409, "", "Reference already exists")
-            model.branches[branch] = model.branches[
-                json.loads(body).get("startingPoint", "main")
-            ]
+            model.branches[branch] = model.branches["main"]
             return good({})
         if branch not in model.branches:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {branch}")
         if kind == "preupload":
             held = model.commits[model.branches[branch]]
-            return good(
-                {
-                    "files": [
-                        mode(file["path"], file["size"], held)
-                        for file in json.loads(body)["files"]
-                    ]
-                }
-            )
-        return self._commit(
-            name, model, branch, [json.loads(line) for line in body.splitlines()]
-        )
+            files = json.loads(body)["files"]
+            modes = [mode(file["path"], file["size"], held) for file in files]
+            return good({"files": modes})
+        lines = [json.loads(line) for line in body.splitlines()]
+        return self._commit(name, model, branch, lines)
 
     def _create(self, wanted: dict[str, Any]) -> Answer:
         owner = wanted.get("organization") or USER
-        name, url = (
-            f"{owner}/{wanted['name']}",
-            {"url": f"{self.url}/{owner}/{wanted['name']}"},
-        )
         if owner != USER:
-            return refusal(
-                403, "", f'No rights to create a model under the namespace "{owner}"'
-            )
+            return refusal(403, "", f'No rights under the namespace "{owner}"')
+        name = f"{owner}/{wanted['name']}"
+        answer = good({"url": f"{self.url}/{name}", "name": name})
         if name in self.models:
-            return (
-                409,
-                {},
-                json.dumps(
-                    url | {"error": "You already created this model repo"}
-                ).encode(),
-            )
-        self.create(
-            name,
-            private=bool(wanted.get("private"))
-            or wanted.get("visibility") == "private",
-        )
-        return good(url | {"name": name})
+            return 409, *answer[1:]
+        private = wanted.get("private") or wanted.get("visibility") == "private"
+        self.create(name, private=bool(private))
+        return answer
 
     def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
-        def instructed(wanted: dict[str, Any]) -> dict[str, Any]:
-            upload = {
-                "href": f"{self.url}/lfs/{name}/{wanted['oid']}?X-Amz-Signature=0123"
-            }
-            actions = {
-                "upload": upload,
-                "verify": {"href": f"{self.url}/lfs/verify/{name}"},
-            }
-            return (
-                wanted
-                if wanted["oid"] in self.models[name].objects
-                else wanted | {"actions": actions}
-            )
-
-        return good(
-            {"transfer": "basic", "objects": [instructed(wanted) for wanted in objects]}
-        )
+        for one in objects:
+            if one["oid"] not in self.models[name].objects:
+                address = f"{self.url}/lfs/{name}/{one['oid']}?X-Amz-Signature=0123"
+                verify = f"{self.url}/lfs/verify/{name}"
+                one["actions"] = {
+                    "upload": {"href": address},
+                    "verify": {"href": verify},
+                }
+        return good({"transfer": "basic", "objects": objects})
 
     def _lfs_file(self, method: str, path: str, body: bytes) -> Answer:
         if method == "POST":
-            stated = json.loads(body)
-            held = self.models[path.removeprefix("/lfs/verify/")].objects.get(
-                stated["oid"]
-            )
-            return (
-                good({})
-                if held is not None and len(held) == stated["size"]
-                else refusal(404)
-            )
+            held = self.models[path.removeprefix("/lfs/verify/")].objects
+            return good({}) if json.loads(body)["oid"] in held else refusal(404)
         name, _, oid = path.removeprefix("/lfs/").rpartition("/")
         if hashlib.sha256(body).hexdigest() != oid:
             return refusal(400, "", "XAmzContentSHA256Mismatch")
@@ -419,14 +334,10 @@ class Hub:
         self, name: str, model: Model, branch: str, lines: list[dict[str, Any]]
     ) -> Answer:
         header, *operations = [(line["key"], line["value"]) for line in lines]
-        if (
-            header[1].get("parentCommit", model.branches[branch])
-            != model.branches[branch]
-        ):
-            return refusal(
-                412, "", "A commit has happened since. Please refresh and try again."
-            )
-        files = dict(model.commits[model.branches[branch]])
+        head = model.branches[branch]
+        if header[1].get("parentCommit", head) != head:
+            return refusal(412, "", "A commit has happened since. Please refresh.")
+        files = dict(model.commits[head])
         for kind, stated in operations:
             path = stated["path"]
             if kind == "file":
@@ -438,11 +349,8 @@ class Hub:
             else:
                 return refusal(422, "", f"cannot carry out {kind} of {path}")
         commit = model.add(files, branch)
-        url = {
-            "commitUrl": f"{self.url}/{name}/commit/{commit}",
-            "pullRequestUrl": None,
-        }
-        return good({"success": True, "commitOid": commit} | url)
+        address = f"{self.url}/{name}/commit/{commit}"
+        return good({"commitUrl": address, "commitOid": commit})
 
 
 def good(content: Any) -> Answer:
@@ -456,11 +364,9 @@ def refusal(status: int, code: str = "", message: str = "") -> Answer:
 def entries(files: dict[str, File]) -> list[dict[str, Any]]:
     """The entries of a tree: its folders and files."""
     folders = {str(folder) for path in files for folder in Path(path).parents} - {"."}
-    found = [
-        {"path": path, "type": "directory", "oid": "0" * 40, "size": 0}
-        for path in sorted(folders)
-    ]
-    return [*found, *(files[path].described(path) for path in sorted(files))]
+    kind = {"type": "directory", "oid": "0" * 40, "size": 0}
+    found = [kind | {"path": path} for path in sorted(folders)]
+    return found + [files[path].described(path) for path in sorted(files)]
 
 
 def part(answered: Answer, byte_range: str | None) -> Answer:
@@ -470,11 +376,8 @@ def part(answered: Answer, byte_range: str | None) -> Answer:
         return answered
     first, _, last = byte_range.removeprefix("bytes=").partition("-")
     end = min(int(last or len(body)), len(body) - 1)
-    return (
-        206,
-        headers | {"Content-Range": f"bytes {first}-{end}/{len(body)}"},
-        body[int(first) : end + 1],
-    )
+    place = {"Content-Range": f"bytes {first}-{end}/{len(body)}"}
+    return 206, headers | place, body[int(first) : end + 1]
 
 
 def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
@@ -482,25 +385,16 @@ def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     lfs = path.endswith(LFS) or size > 10 << 20
     # Names, not patterns
     ignored = held.get(".gitignore", File(b"")).content.decode().split()
-    stated = {
-        "path": path,
-        "uploadMode": "lfs" if lfs else "regular",
-        "shouldIgnore": path in ignored,
-    }
-    return stated | ({"oid": held[path].etag} if path in held else {})
+    stated = {"path": path, "uploadMode": "lfs" if lfs else "regular"}
+    stated |= {"shouldIgnore": path in ignored}
+    return stated | ({"oid": held[path].oid} if path in held else {})
 
 
 def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
     """Environment variables with which another process uses this Hub, with a separate cache."""
-    kept = {
-        key: value for key, value in os.environ.items() if not key.startswith("HF_")
-    }
+    kept = {key: os.environ[key] for key in os.environ if not key.startswith("HF_")}
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    own |= {
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_OFFLINE": "0",
-        "OMP_NUM_THREADS": "1",
-    }  # CI sets OFFLINE
+    own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
     return kept | own | ({} if token is None else {"HF_TOKEN": token})
 
 
@@ -508,12 +402,10 @@ def run_elsewhere(
     code: str, *words: str, hub: Hub, home: Path, **variables: str
 ) -> list[Any]:
     """The JSON lines printed by a new interpreter, since `datasets` reads the Hub's address only once."""
-    own = environment(hub, home / "home", None) | {
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2])
-    }
-    line = [sys.executable, "-W", "error", "-c", code, *words]
+    own = environment(hub, home / "home", None)
+    own["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
-        line,
+        [sys.executable, "-W", "error", "-c", code, *words],
         env=own | variables,
         cwd=home,
         capture_output=True,
@@ -529,11 +421,13 @@ def speak_to(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any"
 ) -> None:
     """Make this process use this Hub, and retry without waiting, until the test ends."""
-    stated = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
-    stated["HUGGINGFACE_CO_URL_TEMPLATE"] = (
-        f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    )
-    for name, value in (stated | {"HF_TOKEN_PATH": os.devnull}).items():
+    for name, value in {
+        "ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+        "HUGGINGFACE_CO_URL_TEMPLATE": f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
+        "HF_TOKEN_PATH": os.devnull,
+    }.items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     for module in ("utils._http", "file_download"):
         at_once = SimpleNamespace(sleep=lambda seconds: None)

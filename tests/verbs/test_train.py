@@ -27,11 +27,10 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read, read_result
-from ropepatch.extension import record as records
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import UNITS
-from ropepatch.publishing.card.writing import teaching, write_card
+from ropepatch.publishing.card.writing import write_card
 from ropepatch.settings import RECIPES, find_shipped
 from ropepatch.training.recipe import Lora, read_recipe
 
@@ -185,11 +184,10 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
     assert [row["step"] for row in history_of(folder)] == [0, 2]
     assert not any("target_loss" in row for row in history_of(folder))
     assert f"{folder} is finished" in run_here(*line, cwd=tmp_path).stderr
-    card = teaching(records.read(folder).training)
-    assert "`rerope`" in card
+    card = write_card(folder)[0].read_text()
+    assert "the base model ran with `rerope`" in card
     assert record["training"]["taught"] == ["passkey"]
     assert "Some sequences asked questions of the kinds `passkey`, in other" in card
-    assert card in write_card(folder)[0].read_text()
     lines = []
     results = ropepatch.evaluate(folder, windows=1, lengths=[64], say=lines.append)
     assert {result.label for result in results} == {

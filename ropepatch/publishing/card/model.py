@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ropepatch.attention import REMAPPINGS
 from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.results import Result, as_read
-from ropepatch.evaluation.tasks import TASKS, task_of
-from ropepatch.extension.record import Engine, Record
-from ropepatch.model.checkpoint import ADAPTER, CODE, HUB_ID
-from ropepatch.publishing.loading import call, load_adapter
+from ropepatch.evaluation.tasks import TASKS
+from ropepatch.extension.record import Record
+from ropepatch.model.checkpoint import ADAPTER, HUB_ID
+from ropepatch.publishing.loading import call, quoted
 from ropepatch.scaling import METHODS
 
 # Keys that identify a scaling in records and results
@@ -37,11 +36,6 @@ class Evidence(NamedTuple):
     stem: str  # the name of its figure's file, without the suffix
 
     @property
-    def title(self) -> str:
-        """The title of the task."""
-        return task_of(self.group.task).title
-
-    @property
     def figure(self) -> str:
         """The path of its figure in the folder."""
         return f"evaluation/{self.stem}.png"
@@ -56,7 +50,6 @@ class Extended:
         record: The content of ropepatch.json.
         results: The evaluation results.
         files: The names of the files in its folder.
-        captions: The captions of its figures, by file stem.
         weights: The fingerprint of its weights; None for an adapter.
         branch: The branch of the Hub id to load it from; None for main.
         loader: The class of transformers that loads it; empty if none does.
@@ -67,7 +60,6 @@ class Extended:
     record: Record
     results: Sequence[Result] = ()
     files: frozenset[str] = frozenset()
-    captions: Mapping[str, str] = field(default_factory=dict)
     weights: str | None = None
     branch: str | None = None
     loader: str = "AutoModelForCausalLM"
@@ -86,11 +78,6 @@ class Extended:
         )
         return self.record.model if on_hub else None
 
-    @property
-    def base_address(self) -> str:
-        """The page of the base model on the Hub."""
-        return f"https://huggingface.co/{self.base_id}"
-
     def loaded_by(self, function: str) -> str:
         """Return the call that loads it."""
         return call(
@@ -103,9 +90,13 @@ class Extended:
     @property
     def adapter_loading(self) -> str:
         """The call that loads it as an adapter."""
-        is_public = self.base_id or self.record.model == "tiny"
-        base = None if is_public else f"path/to/{self.record.model}"
-        return load_adapter(self.name, branch=self.branch, base=base)
+        folder = quoted(self.name)
+        if "/" in self.name:
+            folder = call("snapshot_download", self.name, branch=self.branch)
+        if self.base_id or self.record.model == "tiny":
+            return f"ropepatch.load_adapter({folder})"
+        base = quoted(f"path/to/{self.record.model}")
+        return f"ropepatch.load_adapter({folder}, base={base})"
 
     @property
     def shell_name(self) -> str:
@@ -114,38 +105,26 @@ class Extended:
         return shlex.quote(self.name) + branch
 
     @property
-    def folded(self) -> str:
-        """The remark on losses that were measured before the attention factor was folded."""
-        return "" if self.record.folded_attention_factor is None else ", before folding"
-
-    @property
-    def known_paper(self) -> str | None:
-        """The paper of a method that ropepatch knows; None for others."""
+    def paper(self) -> str:
+        """The paper of a method that ropepatch knows; a name in the record is not trusted."""
         method = METHODS.get(self.record.method) or REMAPPINGS.get(self.record.method)
-        return None if method is None else method.paper
-
-    @property
-    def code(self) -> str | None:
-        """The file of code that a position remapping needs."""
-        return CODE if self.record.code else None
+        return "" if method is None else method.paper
 
     @property
     def is_adapter(self) -> bool:
         """Whether the folder contains only an adapter."""
         return ADAPTER in self.files
 
-    def engine(self, name: str) -> Engine | None:
-        """Return the record's entry for an engine."""
-        return next(
-            (engine for engine in self.record.engines if engine.engine == name), None
-        )
-
     @cached_property
     def evidence(self) -> list[Evidence]:
         """All comparisons with a result of this model."""
         evidence: list[Evidence] = []
         seen: Counter[str] = Counter()
-        for group in comparisons(sorted(self.results, key=_order)):
+        # The baseline first, the fine-tuned model last
+        in_order = sorted(
+            self.results, key=lambda one: (one.scaling is not None, one.fine_tuned)
+        )
+        for group in comparisons(in_order):
             own = [
                 name for name, result in group.results.items() if self._is_own(result)
             ]
@@ -171,10 +150,3 @@ class Extended:
             )
             and result.fine_tuned == (self.record.training is not None)
         )
-
-
-def _order(result: Result) -> tuple[Any, ...]:
-    """Sort by task; the baseline first, the fine-tuned model last."""
-    task = [*TASKS, result.task].index(result.task)
-    settings = json.dumps(result.parameters, sort_keys=True)
-    return task, settings, result.scaling is not None, result.fine_tuned, result.label
