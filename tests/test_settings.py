@@ -325,7 +325,7 @@ NO_YAML = [
     "9" * 5000,
     "!!bool maybe",
     "{[1]: 2}",
-    "[" * 3000,
+    "[" * 1200,
 ]
 RUNS = [
     "!!python/object/apply:pathlib.Path.touch [made]",

@@ -140,7 +140,9 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
     those of the projection.
     """
     config, tensors = source.config, dict[str, float]()
-    kinds = dict(enumerate(getattr(config.text, "layer_types", None) or ()))
+    kinds: dict[Any, str] = dict(
+        enumerate(getattr(config.text, "layer_types", None) or ())
+    )
     place = config.site.path.rpartition(".")[0]
     language_model = config.skeleton.get_submodule(place)
     for path, module in language_model.named_modules(prefix=place):

@@ -72,13 +72,9 @@ class Extension:
     def outcome(self) -> str:
         """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
         if not self.record:
-            parts = [self._planned()]
-            if self.forecast is not None:
-                parts.append(str(self.forecast))
-            parts.append(
-                f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
-            )
-            return "\n\n".join(parts)
+            folder = printable(str(absolute(self.folder)))
+            parts = self.plan, self.forecast, f"to be written: {folder}"
+            return "\n\n".join(str(part) for part in parts if part is not None)
         place, method = printable(from_here(self.folder)), self.plan.method.name
         window = self.plan.source.config.window
         lines = [f"{place}: {window} -> {self.plan.target} tokens, {method}"]
@@ -91,18 +87,6 @@ class Extension:
                 f"{how} stock transformers: frequencies {verified['frequencies']}, logits {verified['logits']}"
             )
         return "\n".join(lines)
-
-    def _planned(self) -> str:
-        """The plan; with a forecast only its head and its warnings."""
-        if self.forecast is None:
-            return str(self.plan)
-        head = str(self.plan).partition("\n\n")[0]
-        return "\n".join(
-            [
-                head,
-                *(f"warning: {printable(warning)}" for warning in self.plan.warnings),
-            ]
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON-ready data; after a dry run the plan, and with a recipe its `training`."""
@@ -201,7 +185,6 @@ def extend(
         check_unchanged(plan)
     if reading:
         check_fingerprint(plan)
-    check_place(place)
 
     def finish(written: writing.Written) -> dict[str, Any]:
         if reading is not False:

@@ -284,22 +284,16 @@ def test_messages_below_the_cli_contain_no_hard_coded_options():
         "--nproc-per-node",
     }
     faults = []
-    for file in (
-        f
-        for f in PACKAGE.rglob("*.py")
-        if not {"cli", "card", "serving.py"} & {*f.parts}
-    ):
-        tree = ast.parse(file.read_text("utf-8"))
-        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = [
-            n
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Constant) and isinstance(n.value, str)
-        ]
-        for text in (
-            IN_COMMANDS.sub("", node.value) for node in texts if id(node) not in docs
-        ):
-            named = ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", text))
-            if named or not others.issuperset(OPTION.findall(text)):
-                faults.append((file.name, text))
+    for file in PACKAGE.rglob("*.py"):
+        if {"cli", "card", "serving.py"} & {*file.parts}:
+            continue
+        nodes = [*ast.walk(ast.parse(file.read_text("utf-8")))]
+        docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and id(node) not in docs:
+                said = IN_COMMANDS.sub("", text)
+                named = ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", said))
+                if named or not others.issuperset(OPTION.findall(said)):
+                    faults.append((file.name, said))
     assert not faults

@@ -26,9 +26,7 @@ def test_a_name_stays_a_text_of_printable_characters(name):
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_the_line_that_extend_prints_loads_the_folder(
-    name, tmp_path, run_here, capsys
-):
+def test_the_line_that_extend_prints_loads_the_folder(name, tmp_path, run_here, capsys):
     source = write_checkpoint(tmp_path / "source")
     done = run_here(
         "extend", source, "--to", "128", "--method", "ntk", "--out", tmp_path / name

@@ -1,13 +1,19 @@
 """`extend`: the folder it writes, the files of the source, resuming, and the returned extension."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from checkpoint_folders import RECORDS, SMALL, with_other_weights, write_checkpoint
+from checkpoint_folders import (
+    RECORDS,
+    SMALL,
+    edit_json,
+    with_other_weights,
+    write_checkpoint,
+)
 from gguf_files import write_gguf
 from run_recipes import small_recipe
 from safetensors.torch import load_file, save_file
@@ -15,34 +21,25 @@ from tiny_models import tiny_model
 from transformers import PreTrainedConfig
 
 import ropepatch
-from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import amend
 from ropepatch.files import read_json, read_text
 from ropepatch.model.checkpoint import TINY
-from ropepatch.training.recipe import Data
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    plan = ropepatch.plan("tiny", to=512)
-    return ropepatch.extend(
-        plan, tmp_path_factory.mktemp("plain") / "out", command="ropepatch test"
-    )
+    plan, out = ropepatch.plan("tiny", to=512), tmp_path_factory.mktemp("plain") / "out"
+    return ropepatch.extend(plan, out, reading=False, command="ropepatch test")
 
 
 def test_a_plan_is_extended_without_training(plain):
-    assert (plain.plan.target, plain.record["command"], plain.check) == (
-        512,
-        "ropepatch test",
-        None,
-    )
+    assert (plain.plan.target, plain.check) == (512, None)
+    assert plain.record["command"] == "ropepatch test"
     assert ropepatch.plot(plain.plan)._repr_png_().startswith(b"\x89PNG")
     far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
-    titles = [
-        ropepatch.plot(extension.plan).axes[0].get_title(loc="left")
-        for extension in (plain, far)
-    ]
+    plots = [ropepatch.plot(extension.plan) for extension in (plain, far)]
+    titles = [plot.axes[0].get_title(loc="left") for plot in plots]
     assert titles == ["tokens per rotation", "effective distance, tokens"]
     assert "logits equal" in plain.outcome()
 
@@ -50,14 +47,8 @@ def test_a_plan_is_extended_without_training(plain):
 def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = []
-    extension = ropepatch.extend(
-        "tiny",
-        to="2x",
-        method="ntk-by-parts",
-        beta=16.0,
-        reading=False,
-        say=lines.append,
-    )
+    how = {"method": "ntk-by-parts", "beta": 16.0, "reading": False}
+    extension = ropepatch.extend("tiny", to="2x", say=lines.append, **how)
     assert (extension.plan.target, extension.plan.method.beta) == (512, 16.0)
     assert (extension.folder.name, lines) == ("tiny-ntk-by-parts-512", [])
     shutil.rmtree(extension.folder)
@@ -68,7 +59,7 @@ def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path):
+def test_only_the_same_call_keeps_a_checkpoint(tmp_path):
     once = ropepatch.extend("tiny", tmp_path / "out", to=512, reading=False)
     assert not (once.folder / "reading.json").exists()
     for other in ({"to": 1024}, {"to": 512, "method": "ntk"}):
@@ -78,9 +69,8 @@ def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path
     again = ropepatch.extend("tiny", tmp_path / "out", to=512, say=lines.append)
     assert lines[-1].endswith("out is already written")
     assert again.record == once.record
-    assert (
-        once.folder / "reading.json"
-    ).is_file()  # which the first call was told to leave out
+    # Which the first call was told to leave out
+    assert (once.folder / "reading.json").is_file()
 
 
 def trained(folder):
@@ -95,17 +85,14 @@ def test_a_checkpoint_that_was_changed_since_is_not_kept(change, tmp_path):
         ropepatch.extend("tiny", folder, to=512, reading=False)
 
 
-def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(
-    tmp_path, monkeypatch
-):
+def test_config_json_is_opened_once_by_ropepatch(tmp_path, monkeypatch):
     opened = []
 
     def noted(read, at):
         def reading(*arguments):
-            if Path(arguments[at]).name == "config.json":
-                opened.append(
-                    "source" if Path(arguments[at]).parent == TINY else "written"
-                )
+            file = Path(arguments[at])
+            if file.name == "config.json":
+                opened.append("source" if file.parent == TINY else "written")
             return read(*arguments)
 
         return reading
@@ -121,10 +108,7 @@ def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(
         PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1))
     )
     ropepatch.load("tiny", device="cpu")
-    assert opened == [
-        "source",
-        "source",
-    ]  # once by ropepatch, once by stock transformers
+    assert opened == ["source", "source"]  # once by stock transformers
 
 
 def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(
@@ -139,79 +123,46 @@ def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(
 # Files of the source
 
 
+OTHERS = "credentials.json", "params.json", "pytorch_model.bin", "tokens.PY", "x.pkl"
+
+
 @pytest.fixture
 def untidy(tmp_path):
     """A checkpoint folder that also contains other files."""
     shutil.copytree(TINY, tmp_path / "model")
-    others = [
-        "credentials.json",
-        "id_rsa",
-        "tokens.PY",
-        "x.pkl",
-        "notes.md",
-        "examples/a.txt",
-        "params.json",
-    ]
-    for name in [*others, ".env", "pytorch_model.bin", "special_tokens_map.json"]:
+    added = [*OTHERS, ".env", "notes.md", "examples/a.txt", "special_tokens_map.json"]
+    for name in added:
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_text("{}")
     return tmp_path / "model"
 
 
-def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_include(
-    untidy, tmp_path
-):
+def test_other_files_are_listed_and_copied_only_with_include(untidy, tmp_path):
     file, lines = untidy / "tokenizer_config.json", []
     auto_map = {"AutoTokenizer": ["id_mine.Mine", None]}
-    file.write_text(
-        json.dumps(
-            json.loads(file.read_text())
-            | {"tokenizer_class": "M", "auto_map": auto_map}
-        )
-    )
-    out = ropepatch.extend(
-        untidy,
-        tmp_path / "out",
-        to="2k",
-        include=["examples/*", "note*"],
-        say=lines.append,
-    ).folder
-    stays = {
-        "credentials.json",
-        "id_rsa",
-        "tokens.PY",
-        "x.pkl",
-        "params.json",
-        "pytorch_model.bin",
-    }
-    assert not any((out / name).exists() for name in stays | {".env"})
-    assert all(
-        (out / name).exists()
-        for name in ("notes.md", "examples/a.txt", "special_tokens_map.json")
-    )
+    edit_json(file, tokenizer_class="M", auto_map=auto_map)
+    extend = partial(ropepatch.extend, untidy, to="2k", reading=False, say=lines.append)
+    out = extend(tmp_path / "out", include=["examples/*", "note*"]).folder
+    assert not any((out / name).exists() for name in (*OTHERS, ".env"))
+    for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"):
+        assert (out / name).exists()
     (line,) = [line for line in lines if line.startswith("not copied")]
-    assert f": {', '.join(sorted(stays))} (`include`" in line
+    assert f": {', '.join(sorted(OTHERS))} (`include`" in line
     assert (
         "warning: the tokenizer needs id_mine.py; add `include=id_mine.py` to copy it"
         in lines
     )
-    for pattern in (
-        "*.bin",
-        "config.json",
-        "nothing.md",
-    ):  # weights of another format, rewritten or missing
+    # Weights of another format, rewritten or missing
+    for pattern in ("*.bin", "config.json", "nothing.md"):
         with pytest.raises(RopepatchError, match="names no file in"):
-            ropepatch.extend(untidy, tmp_path / "again", to="2k", include=[pattern])
+            extend(tmp_path / "again", include=[pattern])
 
 
-def test_a_file_with_an_access_token_is_rejected_and_no_output_is_left(
-    untidy, tmp_path
-):
+def test_a_file_with_an_access_token_is_rejected(untidy, tmp_path):
     (untidy / "notes.md").write_text("hf_" + "Zz9" * 11 + "A")
     with pytest.raises(RopepatchError, match=r"notes\.md contains a Hub access token"):
         ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
     assert not (tmp_path / "out").exists()
-    ropepatch.extend(untidy, tmp_path / "out", to="2k")
 
 
 def test_a_remapping_of_a_model_with_layers_without_rope_resumes(tmp_path):
@@ -223,17 +174,10 @@ def test_a_remapping_of_a_model_with_layers_without_rope_resumes(tmp_path):
     assert layers is not None
 
 
-def test_options_of_a_checkpoint_do_not_apply_to_a_gguf_file(tmp_path):
+def test_options_of_a_checkpoint_do_not_fit_gguf(tmp_path):
     write_gguf(tmp_path / "a.gguf", "qwen3")
     with pytest.raises(RopepatchError, match="do not apply to a GGUF file"):
         ropepatch.extend(tmp_path / "a.gguf", to="2x", link_weights=True)
-
-
-def recipe_of(text):
-    """A recipe that trains on a text."""
-    return small_recipe(
-        data=Data(sources=(Texts(text=text),), windows=(64,), tokens_per_batch=128)
-    )
 
 
 @pytest.mark.parametrize(
@@ -255,25 +199,19 @@ def recipe_of(text):
     ],
     ids=str,
 )
-def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
+def test_a_dry_run_reports_the_error_of_the_call(
     options, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     for name in ("shut", "begun.run/other"):
         Path(name).mkdir(parents=True)
-    for name, text in (
-        ("file", ""),
-        ("begun.run/.lock", ""),
-        ("short.txt", "a tale"),
-        ("titles.jsonl", '{"title": "a"}\n'),
-    ):
-        Path(name).write_text(text)
+    for name in ("file", "begun.run/.lock"):
+        Path(name).touch()
     for name in ("cut", "both", "model"):
         shutil.copytree(TINY, name)
-    save_file(
-        dict(list(load_file(TINY / "model.safetensors").items())[1:]),
-        "cut/model.safetensors",
-    )
+    tensors = load_file(TINY / "model.safetensors")
+    tensors.popitem()
+    save_file(tensors, "cut/model.safetensors")
     Path("both/adapter_config.json").write_text("{}")
     Path("model/key").write_text("hf_" + 34 * "a")
     monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
@@ -298,7 +236,6 @@ def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, tmp_path, ru
     train = "train", "src", "--recipe", "tiny", "--to", "2x", "--dry-run"
     done = run_here(*train, cwd=tmp_path)
     assert f"to be written: {tmp_path}/src-yarn-512-tiny" in done.stdout
-    assert "llama.cpp" not in done.stdout  # with a training the plan is two lines
     assert done.returncode == 2
     error, _ = done.stderr.splitlines()
     assert ("no weights in src" in error) == (not kept)

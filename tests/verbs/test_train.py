@@ -276,13 +276,14 @@ def hub():
 
 
 TRAIN = ("train", "tiny", "--recipe", "six.yaml", "--out", "out")
+DRY = ("train", "tiny", "--out", "dry", "--dry-run", "--recipe")
 REPO = "local/tiny-512"
 
 
 @pytest.fixture(scope="module")
 def done(place, hub):
     """The three commands, each in a process of its own."""
-    variables = environment(hub, place / "home", "hf_token") | {"OMP_NUM_THREADS": "1"}
+    variables = environment(hub, place / "home", "hf_token")
 
     def run(*words):
         line = [sys.executable, "-m", "ropepatch", *words]
@@ -292,11 +293,12 @@ def done(place, hub):
         assert ended.returncode == 0, ended.stderr
         return ended
 
-    return (
-        run(*TRAIN),
-        run("eval", "out", "--suite", "suite.yaml"),
-        run("push", "out", REPO, "--json"),
+    commands = (
+        TRAIN,
+        ("eval", "out", "--suite", "suite.yaml"),
+        ("push", "out", REPO, "--json"),
     )
+    return [run(*words) for words in commands]
 
 
 @pytest.mark.slow
@@ -325,17 +327,9 @@ def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, pla
 @pytest.mark.slow
 def test_push_uploads_the_checkpoint_with_recipe_and_evaluation(done, hub, place):
     files = hub.files(REPO)
-    assert {
-        "config.json",
-        "model.safetensors",
-        "ropepatch.json",
-        "README.md",
-    } <= files.keys()
-    assert {
-        "training/recipe.yaml",
-        "evaluation/perplexity.png",
-        "evaluation.html",
-    } <= files.keys()
+    assert {"config.json", "model.safetensors", "ropepatch.json"} <= files.keys()
+    assert {"training/recipe.yaml", "evaluation.html"} <= files.keys()
+    assert {"README.md", "evaluation/perplexity.png"} <= files.keys()
     pushed = done[2]
     assert json.loads(pushed.stdout)["url"] == f"{hub.url}/{REPO}"
     assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
@@ -400,13 +394,8 @@ def test_a_failed_short_context_check_is_not_pushed(
     assert "warning: short-context loss" in failed.stderr
     assert "above the limit of 0.00%" in failed.stderr
     record = record_of(place / "out")
-    assert (
-        record["training"]["short_context"]["most"],
-        record["training"]["short_context"]["passed"],
-    ) == (
-        0.0,
-        False,
-    )
+    check = record["training"]["short_context"]
+    assert (check["most"], check["passed"]) == (0.0, False)
     red = run_at("push", "out", "local/red")
     assert (red.returncode, "the short-context check failed" in red.stderr) == (2, True)
     assert "local/red" not in hub.models
@@ -422,35 +411,21 @@ def test_command_line_options_override_the_recipe_in_a_dry_run(
     place, run_at, words, plan
 ):
     before = sorted(place.iterdir())
-    done = run_at(
-        "train",
-        "tiny",
-        "--recipe",
-        "six.yaml",
-        "--out",
-        "dry",
-        *words,
-        "--dry-run",
-        "--json",
-    )
+    done = run_at(*DRY, "six.yaml", *words, "--json")
     printed = json.loads(done.stdout)
     assert (printed["target"], printed["method"]) == plan
     assert sorted(place.iterdir()) == before
 
 
 def test_a_dry_run_prints_steps_and_tokens(place, run_at, resumed):
-    line = ("train", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
-    planned = json.loads(run_at(*line, "--json").stdout)["training"]
+    planned = json.loads(run_at(*DRY, "six.yaml", "--json").stdout)["training"]
     made = resumed[0].record["training"]
-    assert {key: planned[key] for key in ("steps", "tokens", "recipe")} == {
-        key: made[key] for key in ("steps", "tokens", "recipe")
-    }
+    for key in ("steps", "tokens", "recipe"):
+        assert planned[key] == made[key]
     assert made["precision"] == {"dtype": "float32"}
     content = small_recipe(lora=Lora(target_modules=("qkv",))).to_dict()
     (place / "other.yaml").write_text(yaml.safe_dump(as_read(content)))
-    rejected = run_at(
-        "train", "tiny", "--recipe", "other.yaml", "--out", "dry", "--dry-run"
-    )
+    rejected = run_at(*DRY, "other.yaml")
     assert rejected.returncode == 2
     assert rejected.stderr.startswith("error: this model cannot have this adapter")
 
