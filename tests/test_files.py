@@ -18,7 +18,6 @@ from ropepatch import RopepatchError, explore, files
 from ropepatch.cli.parameters import parse_settings
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.evaluation.results import read_result
-from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import small_files
 from ropepatch.files import (
     absent,
@@ -37,7 +36,6 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.weights import read_headers
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.report.page import write_report
-from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe
 
 NOT_REGULAR = "is a pipe, a socket or a device, expected a regular file"
@@ -46,11 +44,8 @@ INDEX = f"{SINGLE}.index.json"
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "json": ("config.json", read_json),
     "index": (INDEX, lambda file: read_headers(file.parent)),
-    "scaling": ("scaling.json", read_scaling),
     "set": ("x.json", lambda file: parse_settings("custom", [f"divisors={file}"])),
     "txt": ("a.txt", stream_documents),
-    "txt.gz": ("a.txt.gz", stream_documents),
-    "jsonl": ("a.jsonl", stream_documents),
     "parquet": ("a.parquet", stream_documents),
     "local files": ("a.txt", local_files),
     "card": ("README.md", lambda file: write_card(file.parent)),
@@ -59,7 +54,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda file: small_files(file.parents[1]),
     ),
     "recipe": ("recipe.yaml", Recipe.from_yaml),
-    "suite": ("suite.yaml", Suite.from_yaml),
     "result": ("result.json", read_result),
 }
 
@@ -76,22 +70,16 @@ def test_no_reader_opens_a_device(reader, tmp_path):
     assert caught.value.hint
 
 
-def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_paths_pass(
-    tmp_path, monkeypatch
-):
+def test_pipes_sockets_and_devices_are_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     Path("file").write_text("text")
-    for link, place in {
-        "piped": "pipe",
-        "zero": "/dev/zero",
-        "link": "file",
-        "dangling": "nowhere",
-    }.items():
-        Path(link).symlink_to(place)
+    Path("zero").symlink_to("/dev/zero")
+    Path("link").symlink_to("file")
+    Path("dangling").symlink_to("nowhere")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
-        for name in ("pipe", "piped", "zero", "/dev/zero", "socket"):
+        for name in ("pipe", "zero", "/dev/zero", "socket"):
             with pytest.raises(RopepatchError, match=NOT_REGULAR):
                 check_regular(Path(name))
     for name in ("file", "link", "dangling", "missing", ".", "n" * 5000, "a\0b"):
@@ -100,20 +88,9 @@ def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_pa
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "NaN",
-        "-Infinity",
-        "1e999",
-        "-1e999",
-        "9" * 400,
-        "[" * 100_000,
-        r'"\ud800"',
-        r'{"\uDFff": 1}',
-    ],
+    ["NaN", "-Infinity", "1e999", "9" * 400, "[" * 100_000, r'{"\uDFff": 1}'],
 )
-def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(
-    text, tmp_path
-):
+def test_json_that_cannot_be_written_again_is_rejected(text, tmp_path):
     with pytest.raises(
         ValueError, match=r"not JSON|too large a number|too deep|surrogates"
     ):
@@ -121,15 +98,11 @@ def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(
     (tmp_path / "ropepatch.json").write_text(f'{{"x": {text}}}')
     with pytest.raises(RopepatchError, match=r"cannot read .*ropepatch\.json"):
         read_json(tmp_path / "ropepatch.json")
-    assert parse_json(r'["\ud83d\ude00", 1e300, -7, 0.1]') == [
-        "\U0001f600",
-        1e300,
-        -7,
-        0.1,
-    ]
+    sound = r'["\ud83d\ude00", 1e300, -7, 0.1]'
+    assert parse_json(sound) == ["\U0001f600", 1e300, -7, 0.1]
 
 
-def test_infinity_in_config_json_is_read_and_written_as_by_transformers(tmp_path):
+def test_infinity_in_config_json_is_read_as_by_transformers(tmp_path):
     (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
     content = read_json(tmp_path / "config.json")
     assert content == {"time_step_limit": [0.0, float("inf")]}
@@ -169,7 +142,7 @@ def write(partial: Path, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["out", "é" * 127])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_writer_removes_what_a_killed_one_left_and_nothing_else(kind, name, tmp_path):
+def test_a_writer_removes_only_what_a_killed_one_left(kind, name, tmp_path):
     writer, out = WRITERS[kind], tmp_path / name
     code = KILLED.format(writer=writer.__name__)
     subprocess.run([sys.executable, "-c", code, str(out)], check=False)
@@ -199,9 +172,7 @@ def test_a_failed_write_leaves_no_files(kind, tmp_path):
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), RopepatchError("the real reason")]
 )
-def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(
-    error, tmp_path
-):
+def test_files_of_others_in_a_new_parent_are_kept(error, tmp_path):
     def fail() -> None:
         with new_folder(tmp_path / "new" / "out"):
             (tmp_path / "new" / "other").mkdir()
@@ -213,26 +184,17 @@ def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
 
 
+PARTIAL = ".out.0123abcd.partial"
+
+
 @pytest.mark.parametrize(
     ("number", "name", "message"),
     [
-        (
-            errno.EACCES,
-            "model/tokenizer.json",
-            "cannot read {place}/model/tokenizer.json: Permission denied",
-        ),
-        (
-            errno.EACCES,
-            ".out.0123abcd.partial/x",
-            "cannot write {place}/out: Permission denied",
-        ),
-        (errno.ENOTEMPTY, ".out.0123abcd.partial", "{place}/out already exists"),
+        (errno.EACCES, "model/x", "cannot read {place}/model/x: Permission denied"),
+        (errno.EACCES, PARTIAL, "cannot write {place}/out: Permission denied"),
+        (errno.ENOTEMPTY, PARTIAL, "{place}/out already exists"),
         (errno.ENOSPC, None, "cannot write {place}/out: No space left on device"),
-        (
-            errno.ENOSPC,
-            "model/tokenizer.json",
-            "cannot write {place}/out: No space left on device",
-        ),
+        (errno.ENOSPC, "model/x", "cannot write {place}/out: No space left on device"),
     ],
 )
 def test_an_os_error_names_the_unreadable_file_or_the_output(
@@ -279,9 +241,8 @@ def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(
     monkeypatch.setattr(Path, "write_text", meanwhile)
     with pytest.raises(RopepatchError, match="File exists"):
         write(tmp_path / name)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        name: "theirs"
-    }
+    (written,) = tmp_path.iterdir()
+    assert written.read_text() == "theirs"
 
 
 @pytest.mark.parametrize(
@@ -292,9 +253,7 @@ def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(
         ({"lr": 1, "lora": 8, "steps": [3]}, {"lr": 2, "steps": (3,)}, "lr, lora"),
     ],
 )
-def test_resuming_with_other_settings_raises_an_error_that_names_every_difference(
-    earlier, now, differing
-):
+def test_resuming_with_other_settings_names_every_difference(earlier, now, differing):
     with pytest.raises(
         RopepatchError, match=f"^it is another's: it differs in {differing}\n"
     ):
@@ -309,7 +268,7 @@ def test_too_little_disk_space_raises_an_error(tmp_path):
         check_space("it", tmp_path, 10**18, hint="none")
 
 
-def test_an_output_folder_below_a_file_is_rejected_with_its_path(tmp_path):
+def test_an_output_folder_below_a_file_is_rejected(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(
         RopepatchError, match=r"cannot write .*/notes/a/out: Not a directory"

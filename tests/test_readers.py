@@ -80,9 +80,7 @@ def yaml_of(file: str) -> dict[str, Any]:
 
 
 def card_of(file: Path) -> str:
-    return card_text(
-        Extended("me/x", read_record(file.parent), files=frozenset({"tokenizer.json"}))
-    )
+    return card_text(Extended("me/x", read_record(file.parent)))
 
 
 def tables_in(file: Path) -> None:
@@ -203,7 +201,7 @@ READERS = {
         for name in ("trained-folded", "adapter", "extended")
     },
     "card of a record": Reader(
-        "ropepatch.json", RECORDS["trained-folded"], card_of, None, Record
+        "ropepatch.json", RECORDS["trained-folded"], card_of, None, Record, examples=20
     ),
     "reading of a text": Reader(
         "reading.json", READING, text_of_reading, None, readings.Reading
@@ -241,7 +239,7 @@ def check_error(error: RopepatchError, content: Any) -> None:
 
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_is_read_as_written_or_refused_in_one_line(name, times, tmp_path):
+def test_a_file_is_read_as_written_or_refused(name, times, tmp_path):
     """Keys of the schema and of a valid file, at all depths."""
     reader = READERS[name]
     keys = (
@@ -317,9 +315,7 @@ FILES = (
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [*FILES, "ropepatch.json", "model.safetensors"])
-def test_a_checkpoint_with_a_damaged_file_is_refused_or_extended_for_stock_transformers(
-    template, tmp_path, name
-):
+def test_a_damaged_checkpoint_is_refused_or_extended(template, tmp_path, name):
     is_json = (template / name).exists() and name.endswith(".json")
     sound = json.loads((template / name).read_text()) if is_json else {}
     for content in damages(sound, {"rope_scaling", "weight_map"}, 40, name):

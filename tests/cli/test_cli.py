@@ -19,7 +19,6 @@ from ropepatch.cli import app
 from ropepatch.cli.derive import ONLY_IN_PYTHON, written
 from ropepatch.cli.parameters import parse_settings
 from ropepatch.errors import argument, arguments_written
-from ropepatch.evaluation.ranking import RULE
 from ropepatch.model.checkpoint import TINY
 
 COMMANDS = [name for name in app if not name.startswith("-")]
@@ -94,9 +93,8 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
         for one in app[command].assemble_argument_collection(parse_docstring=True)
     }
     assert all(one.parameter.help for one in found.values())
-    assert not re.search(
-        r"`(to|method|out|text|recipe|model|settings)`", usage
-    )  # the notation of Python
+    in_python = r"`(to|method|out|text|recipe|model|settings)`"
+    assert not re.search(in_python, usage)
     verb = VERBS.get(command, command)
     if verb not in HOME or command == "plot":
         return
@@ -107,31 +105,21 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
         - {"parameters"}
     )
     assert arguments <= offered
-    own = {
-        "quiet",
-        "as_json",
-        "settings",
-        "out",
-        "link_weights",
-        "fix",
-        "show",
-        "engine",
-    }
+    own = {"quiet", "as_json", "settings", "out", "fix", "show", "engine"}
     assert offered <= arguments | own
 
 
 PYTHON = re.compile(r"\bin Python\b|loaded model|\*\*|`ropepatch\.|\bFOR\b")
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_the_terminal_and_contains_no_python(
     command, width, run_here, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(
-        app[command], "_fallback_console", None
-    )  # it keeps the width of its first use
+    # It keeps the width of its first use
+    monkeypatch.setattr(app[command], "_fallback_console", None)
     text, _, examples = run_here(command, "--help").stdout.partition("\nExamples:")
     assert not PYTHON.search(text)
     assert not any(
@@ -145,16 +133,12 @@ def test_help_fits_the_terminal_and_contains_no_python(
 
 def test_usual_options_come_first_and_extend_has_few(run_here):
     text = run_here("extend", "--help").stdout
-    assert (
-        text.index("Arguments")
-        < text.index("Usual options")
-        < text.index(" --to TO")
-        < text.index("Further")
-    )
+    parts = ["Arguments", "Usual options", " --to TO", "Further"]
+    assert [*map(text.index, parts)] == sorted(map(text.index, parts))
     assert len(app["extend"].assemble_argument_collection()) - 1 <= 16
 
 
-def test_messages_name_arguments_in_python_and_options_on_the_command_line():
+def test_messages_name_arguments_as_the_caller_writes_them():
     names = {"to": "--to", "methods": "--methods", "settings": "--set"}
     given = (("to", "32k"), ("method", ""), ("seed", ""), ("ramp", "index"))
     in_python = ["`to=32k`", "`method`", "`seed`", "`ramp=index`"]
@@ -173,10 +157,6 @@ def test_plan_prints_the_plan_as_text_or_json(checkpoint, run_here):
     plan = json.loads(run_here("plan", checkpoint, "--to", "256", "--json").stdout)
     assert (plan["method"], plan["factor"], plan["target"]) == ("yarn", 4.0, 256)
     assert len(plan["inv_freq"]) == plan["rotary_dim"] // 2
-    assert [engine["engine"] for engine in plan["engines"]][:2] == [
-        "transformers 5.x",
-        "transformers 4.x",
-    ]
 
 
 def test_extend_names_the_folder_after_model_method_and_target(
@@ -202,9 +182,7 @@ def test_quiet_prints_only_results_and_warnings(run_here):
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning"]
 
 
-def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(
-    checkpoint, run_here
-):
+def test_eval_prints_baseline_and_methods_by_length(checkpoint, run_here):
     words = ("eval", checkpoint, "--text", checkpoint.parent / "text.txt")
     words += ("--method", "linear", "--method", "yarn", "--to", "256")
     done = run_here(*words)
@@ -221,19 +199,10 @@ def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(
     )
     assert [result["label"] for result in results] == labels
     assert results[0]["parameters"]["pieces"] == 3
-    rows = {
-        row["at"]["length"]: row["n"]
-        for row in results[0]["rows"]
-        if row["at"].keys() == {"length"}
-    }
-    assert rows == {
-        32: 3 * 31,
-        64: 3 * 63,
-        128: 3 * 127,
-    }  # and the original context length
-    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= results[0][
-        "env"
-    ].keys()
+    rows = [row for row in results[0]["rows"] if row["at"].keys() == {"length"}]
+    counts = {row["at"]["length"]: row["n"] for row in rows}
+    # And at the original context length
+    assert counts == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}
 
 
 SUITE = """
@@ -246,9 +215,7 @@ tasks:
 
 
 @pytest.mark.slow
-def test_eval_writes_suite_results_and_a_report_and_reuses_the_results(
-    tmp_path, run_here
-):
+def test_eval_reuses_the_results_of_a_suite(tmp_path, run_here):
     (tmp_path / "mine.yaml").write_text(SUITE)
     words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
     done = run_here(*words, "--report", "report.html", cwd=tmp_path)
@@ -268,38 +235,12 @@ def test_eval_writes_suite_results_and_a_report_and_reuses_the_results(
     assert names == {".png", ".svg"}
 
 
-def test_plot_draws_figures_of_methods_without_measuring(tmp_path, run_here):
-    done = run_here(
-        "plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_plot_draws_methods_and_warns_about_those_left_out(tmp_path, run_here):
+    line = ("plot", "tiny", "--to", "4x", "--methods", "yarn,remappings")
+    done = run_here(*line, cwd=tmp_path)
+    assert (done.returncode, "warning: without string: " in done.stderr) == (0, True)
     names = {file.stem for file in (tmp_path / "figures").iterdir()}
     assert names == {"distances", "wavelengths-yarn"}
-
-
-def test_compare_prints_a_ranking_and_a_recommendation(tmp_path, run_here):
-    sizes = ("--windows", "8", "--haystacks", "5")
-    words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", *sizes)
-    done = run_here(*words, "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    ranked = [line.split()[0] for line in done.stdout.splitlines()[2:6]]
-    assert ranked == ["yarn", "baseline", "linear", "floor"]
-    assert done.stdout.endswith("\n  ropepatch extend tiny --to 512 --method yarn\n")
-    record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
-    assert record["ranking"]["recommended"] == "yarn"
-    assert record["rule"] == RULE
-    assert [row["label"] for row in record["ranking"]["rows"]] == [
-        "yarn",
-        "baseline",
-        "linear",
-    ]
-
-
-def test_plot_warns_about_methods_that_it_leaves_out(run_here, tmp_path):
-    done = run_here(
-        "plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path
-    )
-    assert (done.returncode, "warning: without string: " in done.stderr) == (0, True)
 
 
 # Output
@@ -318,38 +259,10 @@ def test_methods_lists_every_method_and_describes_one(run_here):
 def test_set_options_are_numbers_names_lists_and_files(tmp_path):
     (tmp_path / "divisors.json").write_text("[1, 2.5]")
     settings = ["beta_fast=16", "truncate=false", "ramp=rotations"]
-    assert parse_settings("yarn", [*settings, "attention_factor=null"]) == {
-        "beta_fast": 16,
-        "truncate": False,
-        "ramp": "rotations",
-        "attention_factor": None,
-    }
+    parsed = {"beta_fast": 16, "truncate": False, "ramp": "rotations"}
+    assert parse_settings("yarn", settings) == parsed
     for text in ("1,2.5", "[1, 2.5]", str(tmp_path / "divisors.json")):
         assert parse_settings("custom", [f"divisors={text}"]) == {"divisors": [1, 2.5]}
-
-
-@pytest.mark.parametrize(
-    ("screen", "environment", "coloured"),
-    [
-        (True, {}, True),
-        (False, {}, False),
-        (True, {"NO_COLOR": "1"}, False),
-    ],
-)
-def test_errors_are_coloured_only_in_a_terminal_that_allows_it(
-    run_here, monkeypatch, screen, environment, coloured
-):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: screen)
-    said = run_here("methods", "yarm").stderr
-    assert ("\x1b[31merror:\x1b[0m unknown method" in said) == coloured
-    assert ("\x1b" in said) == coloured
-    assert re.sub(r"\x1b\[\d+m", "", said).startswith(
-        "error: unknown method 'yarm'\nhint: did you mean yarn?"
-    )
 
 
 @pytest.mark.slow

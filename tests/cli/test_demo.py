@@ -99,7 +99,7 @@ def test_the_demo_writes_the_picture_that_it_names(done, folder):
     assert (folder / named).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_demo_writes_a_report_and_a_checkpoint_for_stock_transformers(done, folder):
+def test_the_demo_writes_a_report_and_a_checkpoint(done, folder):
     assert (folder / "out" / "evaluation.html").stat().st_size > 50_000
     model = AutoModelForCausalLM.from_pretrained(folder / "out")
     assert model.config.max_position_embeddings == 2048
