@@ -29,8 +29,8 @@ from ropepatch.model.architectures import (
     GGUF_GLOBAL,
     GGUF_PLAIN,
     GGUF_SHARED_FACTOR,
+    engine_facts,
     published,
-    was_run,
 )
 from ropepatch.model.checkpoint import TINY
 from ropepatch.model.config import (
@@ -119,7 +119,8 @@ def engine_versions() -> str:
     asked = {row["engine"]: row["version"] for row in result("engines")["rows"]}
     rows = []
     for name, version in VERSIONS.items():
-        known = ["run"] if name == "transformers 5.x" or was_run(name) else ["read"]
+        ways = {how for how, *_ in engine_facts(name)["rows"]}
+        known = ["run"] if name == "transformers 5.x" or "run" in ways else ["read"]
         known += [f"server of {asked[name]} probed"] if name in asked else []
         rows.append((name, version, "; ".join(known)))
     return markdown_rows(("engine", "version", "how known"), rows)

@@ -189,7 +189,7 @@ READERS = {
         "x.json", RESULT, read_result, lambda result: json.loads(result.to_json())
     ),
     "result in tables": Reader("x.json", RESULT, tables_in),
-    "result in figures": Reader("x.json", RESULT, drawn),
+    "result in figures": Reader("x.json", RESULT, drawn, examples=20),
     **{
         f"record {name}": Reader(
             "ropepatch.json",

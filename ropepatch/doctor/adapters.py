@@ -38,9 +38,12 @@ def adapter_findings(
         adapter: The content of adapter_config.json.
         record: The content of ropepatch.json; empty without one.
     """
-    name = adapter.get(BASE)
+    name, revision = adapter.get(BASE), adapter.get("revision")
     try:
-        base = _find_base(name, adapter.get("revision"))
+        if not isinstance(name, str) or not name:
+            raise RopepatchError(f"{ADAPTER} has no {BASE}")
+        is_here = name == "tiny" or Path(name).is_dir()
+        base = Checkpoint.find(name, None if is_here else revision)
         rope = base.config.rope
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         problem = f"cannot load the base model: {error}"
@@ -68,12 +71,3 @@ def adapter_findings(
         )
         remedy = "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
         yield LACKS_ROPE.found(Finding((BASE,), problem, remedy, ADAPTER, name))
-
-
-def _find_base(name: object, revision: object) -> Checkpoint:
-    if not isinstance(name, str) or not name:
-        raise RopepatchError(f"{ADAPTER} has no {BASE}")
-    is_here = name == "tiny" or Path(name).is_dir()
-    return Checkpoint.find(
-        name, None if is_here or not isinstance(revision, str) else revision
-    )

@@ -38,11 +38,15 @@ from ropepatch.model.checkpoint import (
     code_of,
     is_adapter,
 )
-from ropepatch.model.weights import PICKLES, Progress, clone_files
+from ropepatch.model.weights import Progress, clone_files
 
-GENERATION = "generation_config.json"
-VOCABULARY = "tokenizer.json"
-SMALL_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER, VOCABULARY)
+SMALL_FILES = (
+    TOKENIZER,
+    "generation_config.json",
+    RECORD,
+    ADAPTER,
+    "tokenizer.json",
+)
 COPY_AGAIN = "make it readable, or copy it again from the original checkpoint"
 
 UNREADABLE = Rule(
@@ -88,10 +92,11 @@ class Diagnosis:
 
     def __str__(self) -> str:
         counts = Counter(finding.severity for finding in self.findings)
-        words = []
-        for severity in SEVERITIES:
-            if count := counts[severity]:
-                words.append(f"{count} {severity}{'s' if count > 1 else ''}")
+        words = [
+            f"{counts[one]} {one}{'s' if counts[one] > 1 else ''}"
+            for one in SEVERITIES
+            if counts[one]
+        ]
         head = f"{self.name}: {', '.join(words) or 'no problems found'}"
         looked = f"checked: {', '.join(self.looked_at)}"
         first = f"{printable(head)}\n{printable(looked)}"
@@ -120,11 +125,9 @@ def diagnose(
     Raises:
         RopepatchError: If there is no such checkpoint, or its config.json is not a JSON object.
     """
-    if folder := _adapter_folder(model):
-        return _diagnose_adapter(str(model), folder)
     source = Checkpoint.find(model, revision, weights=measure, include=(CODE,))
-    if is_adapter(source.folder):  # from the Hub
-        return _diagnose_adapter(source.name, source.folder)
+    if is_adapter(source.folder):
+        return _diagnose_adapter(source)
     return _diagnose_checkpoint(source, measure, progress)
 
 
@@ -148,20 +151,12 @@ def _diagnose_checkpoint(
     )
 
 
-def _diagnose_adapter(name: str, folder: Path) -> Diagnosis:
-    files, findings = _read_small_files(folder)
-    unreadable = [finding.file for finding in findings]
-    findings += adapter_findings(read_json(folder / ADAPTER), files.get(RECORD, {}))
-    return Diagnosis(name, by_severity(findings), (*files, *unreadable), folder)
-
-
-def _adapter_folder(model: str | Path) -> Path | None:
-    """Return the folder if it contains an adapter and no model."""
-    try:
-        folder = Path(model).expanduser()
-        return folder if is_adapter(folder) else None
-    except (OSError, RuntimeError, TypeError):  # not a path
-        return None
+def _diagnose_adapter(source: Checkpoint) -> Diagnosis:
+    files, findings = _read_small_files(source.folder)
+    looked_at = *files, *(finding.file for finding in findings)
+    adapter = read_json(source.folder / ADAPTER)
+    findings += adapter_findings(adapter, files.get(RECORD, {}))
+    return Diagnosis(source.name, by_severity(findings), looked_at, source.folder)
 
 
 def _read_small_files(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
@@ -174,16 +169,15 @@ def _read_small_files(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Fin
         try:
             files[name] = read_json(folder / name)
         except RopepatchError as error:
-            reason = str(error).replace(f"{folder}/", "")
-            findings.append(UNREADABLE.found(Finding((), reason, COPY_AGAIN, name)))
+            finding = Finding((), str(error), COPY_AGAIN, name)
+            findings.append(UNREADABLE.found(finding))
     return files, findings
 
 
 def _changed_code(source: Checkpoint, record: dict[str, Any]) -> Iterator[Finding]:
     """Report missing or changed code of a position remapping; never runs the code."""
-    recorded = record.get("code")
-    is_mapped = source.config.kind == "mapped"
-    if recorded and is_mapped and code_of(source.folder) != recorded:
+    recorded = source.config.kind == "mapped" and record.get("code")
+    if recorded and code_of(source.folder) != recorded:
         problem = f"the sha256 of {CODE} is not the one in {RECORD}"
         remedy = f"do not load it with trust_remote_code=True; {COPY_AGAIN}"
         yield OTHER_CODE.found(Finding((), problem, remedy, CODE))
@@ -220,20 +214,20 @@ def repair(
             record = read_json(source / RECORD)
             record.pop("verified", None)
             changed[RECORD] = record
-    files = [
+    files = tuple(
         file
         for file in sorted(source.iterdir())
         if _is_copied(file) and file.name not in {*changed, *dropped}
-    ]
+    )
     # Weights may be linked, as `extend` follows such links too
     check_inside([file for file in files if file.suffix != ".safetensors"], source)
     with new_folder(folder) as partial:
-        clone_files(tuple(files), partial, link=False, progress=progress)
+        clone_files(files, partial, link=False, progress=progress)
         for name, content in changed.items():
             write_json(partial / name, content)
     return folder
 
 
 def _is_copied(file: Path) -> bool:
-    pickled = file.name in PICKLES or file.suffix in (".bin", ".pt", ".pth")
-    return file.is_file() and not file.name.startswith(".") and not pickled
+    is_left = file.name.startswith(".") or file.suffix in (".bin", ".pt", ".pth")
+    return file.is_file() and not is_left

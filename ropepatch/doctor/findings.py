@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ropepatch.errors import printable
+from ropepatch.settings import shown
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
@@ -65,18 +65,10 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "file": self.file,
-            "key": self.key,
-            "value": "" if self.value is None else shown(self.value),
-            "problem": self.problem,
-            "why": self.why,
-            "remedy": self.remedy,
-            "thread": self.thread,
-            "fixable": self.fixable,
-        }
+        names = "code", "severity", "file", "key", "problem", "why", "remedy", "thread"
+        value = "" if self.value is None else shown(self.value)
+        stated = {name: getattr(self, name) for name in names}
+        return stated | {"value": value, "fixable": self.fixable}
 
     def __str__(self) -> str:
         stated = self.to_dict()
@@ -132,15 +124,6 @@ def has_errors(findings: Iterable[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 
 
-def shown(value: Any) -> str:
-    """Return a value as JSON text of at most 60 characters."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return "…"
-    return text if len(text) <= 60 else f"{text[:57]}…"
-
-
 def value_at(content: Any, path: Keys) -> Any:
     """Return the value at a path of a JSON object; None if missing."""
     for key in path:
@@ -151,6 +134,5 @@ def value_at(content: Any, path: Keys) -> Any:
 def edited(content: dict[str, Any], path: Keys, value: Any) -> dict[str, Any]:
     """Return a copy of a JSON object with one value changed."""
     changed = deepcopy(content)
-    holder = value_at(changed, path[:-1])
-    holder[path[-1]] = value
+    value_at(changed, path[:-1])[path[-1]] = value
     return changed

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropepatch.doctor.findings import (
+    CONFIG,
     TOKENIZER,
     Edit,
     Finding,
@@ -17,7 +20,6 @@ from ropepatch.doctor.findings import (
     Rule,
     edited,
     has_errors,
-    shown,
     value_at,
 )
 from ropepatch.errors import RopepatchError, argument, plain
@@ -25,38 +27,33 @@ from ropepatch.model.architectures import (
     GLOBAL_LAYERS,
     LLAMA_3_VOCABULARY,
     LOCAL_BASE,
-    OPEN_RAMP,
     REBUILD_CACHE,
     SLIDING_LAYERS,
     STATE_THETA,
+    TRAINED_ON,
     needing_older_keys,
-    published_base,
     published_length,
     trained_on,
 )
 from ropepatch.model.config import (
-    DUAL_CHUNK,
-    KNOWN_TYPES,
     ORIGINAL,
     SCALING_KEYS,
     SEQUENCE,
     STATING,
     TEXT_PARTS,
-    VENDOR_TYPES,
     WITH_ORIGINAL,
     WITHOUT_SITE,
     Config,
-    blueprint,
     default_theta,
-    dual_chunk_original,
     find_rotary,
-    is_known,
     legacy_keys,
     read_rope,
     stated_window,
+    switches,
     text_config,
 )
 from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.settings import shown
 
 # Rope types that leave the frequencies unchanged
 UNSCALED = (None, "default", "mrope", "axial")
@@ -67,23 +64,23 @@ LOCAL_THETA = "rope_local_base_freq"  # Gemma 3's base of the sliding layers
 DEFAULT_THETA = 10_000.0
 SHARES = ("partial_rotary_factor", "rotary_pct")
 LISTS = ("short_factor", "long_factor")
+KNOWN_TYPES = {"default", "axial", "mrope", "xdrope", "ntk_alpha", *ROPE_INIT_FUNCTIONS}
+# Names of other programs (deepseek_yarn is vLLM's), or earlier ones, and that of transformers
+RENAMED = {"su": "longrope", "deepseek_yarn": "yarn"}
 # Up to this ratio of max_position_embeddings to the original length the former was not raised: Qwen3 has
 # 40960 and 32768.
 LEFT_BEHIND = 1.25
 ROUNDING = 0.01  # by how much factor x original may miss the window
 MAX_NUMBER = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
 MAX_ROUNDS = 50  # repairs of one finding each
+ALONE = (
+    "DeepSeek's own code, SGLang and mlx-lm use one of mscale and mscale_all_dim alone"
+)
 UNREAD = {  # keys that transformers does not read: their neutral value, and who reads them
     "attn_factor": (1.0, "SGLang multiplies the attention factor by it"),
     "extrapolation_factor": (1.0, "vLLM and SGLang weigh the ramp by it"),
-    "mscale": (
-        1.0,
-        "DeepSeek's own code, SGLang and mlx-lm use it without mscale_all_dim",
-    ),
-    "mscale_all_dim": (
-        0.0,
-        "DeepSeek's own code, SGLang and mlx-lm use it without mscale",
-    ),
+    "mscale": (1.0, ALONE),
+    "mscale_all_dim": (0.0, ALONE),
 }
 
 
@@ -207,9 +204,8 @@ class Facts:
 
     def at(self, key: str, layer: str | None = None) -> Keys:
         """Return where a RoPE parameter of a layer type is written, or should be."""
-        objects = [
-            rope for rope in (*self.older, *self.newer) if rope.layer in (None, layer)
-        ]
+        both = *self.older, *self.newer
+        objects = [rope for rope in both if rope.layer in (None, layer)]
         for rope in objects:
             if key in rope.values:
                 return (*rope.path, key)
@@ -248,8 +244,8 @@ class Facts:
     @property
     def theta(self) -> float | None:
         """The largest RoPE base of the layer types."""
-        every = [rope.number("rope_theta") for rope in self.scalings]
-        return max((theta for theta in every if theta), default=None)
+        every = [rope.number("rope_theta") or 0 for rope in self.scalings]
+        return max(every, default=0) or None
 
     @property
     def window(self) -> int | None:
@@ -289,20 +285,19 @@ def lost_theta(facts: Facts) -> Iterator[Finding]:
     """A RoPE base that is null, missing, or missing where programs expect it."""
     key, text = facts.theta_key, facts.text
     top = facts.top(key)
-    thetas = [number(rope.values.get("rope_theta")) for rope in facts.objects]
-    inside = next((theta for theta in thetas if theta), None)
+    thetas = [rope.number("rope_theta") for rope in facts.objects]
+    inside = next(filter(None, thetas), None)
     if key in text and text[key] is None:
-        yield _no_theta(top, inside, is_null=True, is_scaled=True)
+        yield _no_theta(top, inside, is_error=True)
     for rope in facts.newer:
         if rope.values.get("rope_theta") is None:
             known = number(text.get(key)) if rope is facts.newest else None
-            is_null = "rope_theta" in rope.values
-            place = (*rope.path, "rope_theta")
-            yield _no_theta(place, known, is_null=is_null, is_scaled=rope.is_scaled)
+            is_error = rope.is_scaled and known is None
+            yield _no_theta((*rope.path, "rope_theta"), known, is_error=is_error)
     if key in text:
         return
     if facts.older and inside and inside != DEFAULT_THETA:
-        within = any(number(rope.values.get("rope_theta")) for rope in facts.older)
+        within = any(rope.number("rope_theta") for rope in facts.older)
         yield Finding(
             top,
             f"rope_theta ({plain(inside)}) is not at the top level, where other programs expect it",
@@ -313,19 +308,16 @@ def lost_theta(facts: Facts) -> Iterator[Finding]:
     if not facts.newer and not inside:
         is_llama3 = any(rope.kind == "llama3" for rope in facts.older)
         if is_llama3 or (not facts.prefix and facts.model_type in STATE_THETA):
-            yield _no_theta(top, None, is_null=False, is_scaled=is_llama3)
+            yield _no_theta(top, None, is_error=is_llama3)
 
 
-def _no_theta(
-    path: Keys, known: float | None, *, is_null: bool, is_scaled: bool
-) -> Finding:
-    is_error = is_null or (is_scaled and known is None)
+def _no_theta(path: Keys, known: float | None, *, is_error: bool) -> Finding:
     remedy = "write the base from the model's card or its original config.json"
     if known is not None:
         remedy = f"write {plain(known)}, as stated elsewhere"
     return Finding(
         path,
-        f"{'.'.join(path)} is {'null' if is_null else 'missing'}",
+        f"{'.'.join(path)} is missing",
         remedy,
         edits=() if known is None else (Edit(path, known),),
         severity="error" if is_error else "warning",
@@ -351,27 +343,21 @@ def contradictions(facts: Facts) -> Iterator[Finding]:
 
 def _stated_twice(facts: Facts) -> Iterator[tuple[Keys, Any, Keys, Any]]:
     """Yield pairs of keys that should be equal, with their values."""
-    top, newest = facts.top(facts.theta_key), facts.newest
-    theta = facts.text.get(facts.theta_key)
-    if (
-        newest
-        and number(theta) is not None
-        and number(newest.values.get("rope_theta")) is not None
-    ):
-        yield top, theta, (*newest.path, "rope_theta"), newest.values["rope_theta"]
+    top = Stated(facts.text, None, facts.prefix)
+    newest, theta = facts.newest, top.number(facts.theta_key)
+    if newest and theta and newest.number("rope_theta"):
+        yield _pair(top, facts.theta_key, newest, "rope_theta")
     for rope in facts.objects:
-        kind, older = rope.values.get("rope_type"), rope.values.get("type")
+        kinds = rope.values.get("rope_type"), rope.values.get("type")
         # The second is the older name of the first; transformers 5 keeps both.
-        if None not in (kind, older) and (kind, older) != ("default", "mrope"):
-            yield (*rope.path, "rope_type"), kind, (*rope.path, "type"), older
-        at_top, inside = facts.text.get(ORIGINAL), rope.values.get(ORIGINAL)
-        if None not in (at_top, inside):
-            yield facts.top(ORIGINAL), at_top, (*rope.path, ORIGINAL), inside
-    for new in facts.newer:
-        for old in facts.older:
-            of_global = old.layer is None and new.layer == GLOBAL_LAYERS
-            if new.layer == old.layer or of_global:
-                yield from _in_both(old, new)
+        if None not in kinds and kinds != ("default", "mrope"):
+            yield _pair(rope, "rope_type", rope, "type")
+        if None not in (facts.text.get(ORIGINAL), rope.values.get(ORIGINAL)):
+            yield _pair(top, ORIGINAL, rope, ORIGINAL)
+    for new, old in product(facts.newer, facts.older):
+        of_global = old.layer is None and new.layer == GLOBAL_LAYERS
+        if new.layer == old.layer or of_global:
+            yield from _in_both(old, new)
 
 
 def _in_both(old: Stated, new: Stated) -> Iterator[tuple[Keys, Any, Keys, Any]]:
@@ -380,9 +366,15 @@ def _in_both(old: Stated, new: Stated) -> Iterator[tuple[Keys, Any, Keys, Any]]:
         yield (*old.path, "rope_type"), old.kind, (*new.path, "rope_type"), new.kind
         return
     for key in sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta"}):
-        first, second = old.values.get(key), new.values.get(key)
-        if key != ORIGINAL or None not in (first, second):
-            yield (*old.path, key), first, (*new.path, key), second
+        if key != ORIGINAL or None not in (old.values.get(key), new.values.get(key)):
+            yield _pair(old, key, new, key)
+
+
+def _pair(
+    one: Stated, key: str, other: Stated, name: str
+) -> tuple[Keys, Any, Keys, Any]:
+    first, second = one.values.get(key), other.values.get(name)
+    return (*one.path, key), first, (*other.path, name), second
 
 
 @rule(
@@ -395,9 +387,9 @@ def only_newer_keys(facts: Facts) -> Iterator[Finding]:
     """RoPE parameters that older programs do not support, where they would take other values."""
     unseen = [rope for rope in facts.newer if _is_unseen(facts, rope)]
     readers = needing_older_keys(str(facts.raw.get("model_type")), facts.model_type)
-    default = default_theta(facts.model_type)
+    thetas = {rope.values.get("rope_theta") for rope in unseen if not rope.is_scaled}
     # transformers 4 takes the default base of a type anyway.
-    if all(_is_default(rope, default) for rope in unseen):
+    if thetas == {default_theta(facts.model_type)}:
         readers = [reader for reader in readers if reader != "transformers 4.x"]
     if unseen and readers:
         kinds = ", ".join(dict.fromkeys(str(rope.kind) for rope in unseen))
@@ -419,10 +411,6 @@ def _is_unseen(facts: Facts, rope: Stated) -> bool:
     return not facts.older and (rope.is_scaled or has_own_base)
 
 
-def _is_default(rope: Stated, theta: float | None) -> bool:
-    return not rope.is_scaled and rope.values.get("rope_theta") == theta
-
-
 def _has_own_share(facts: Facts, rope: Stated) -> bool:
     """Whether only this object has a partial_rotary_factor (not that of `proportional`)."""
     share = number(rope.values.get("partial_rotary_factor"))
@@ -436,24 +424,22 @@ def _has_own_share(facts: Facts, rope: Stated) -> bool:
 def _older_keys(facts: Facts) -> tuple[Edit, ...]:
     """Return the keys to add for older programs, if transformers 5 still loads the same RoPE."""
     rope = facts.newest
-    if rope is None or rope.kind is None or not positive(rope.values.get("rope_theta")):
+    if rope is None or rope.kind is None or not rope.number("rope_theta"):
         return ()
-    others = [other for other in facts.newer if other is not rope]
-    if any(other.is_scaled for other in others):  # no older key for these
-        return ()
+    if any(other.is_scaled for other in facts.newer if other is not rope):
+        return ()  # no older key for these
     parameters = rope.values | {"rope_type": rope.kind}
     older: dict[str, Any] = legacy_keys(facts.text, parameters)
     if not _has_own_share(facts, rope):
         older.pop("partial_rotary_factor", None)
-    if rope.kind in WITH_ORIGINAL and rope.values.get(ORIGINAL) is not None:
+    if rope.kind in WITH_ORIGINAL and rope.number(ORIGINAL):
         older[ORIGINAL] = rope.values[ORIGINAL]
-    sliding = next((one for one in facts.newer if one.layer == SLIDING_LAYERS), None)
-    if sliding and facts.model_type in LOCAL_BASE and sliding.values.get("rope_theta"):
-        older[LOCAL_THETA] = sliding.values["rope_theta"]
+    for sliding in facts.newer:
+        if sliding.layer == SLIDING_LAYERS and facts.model_type in LOCAL_BASE:
+            older[LOCAL_THETA] = sliding.values.get("rope_theta")
     text = facts.text | older
     after = facts.raw | {facts.prefix[0]: text} if facts.prefix else text
-    is_judged = is_known(facts.raw.get("model_type")) or rope.layer is not None
-    if is_judged and not has_same_rope(facts.raw, after):
+    if not has_same_rope(facts.raw, after):
         return ()
     return tuple(Edit(facts.top(key), value) for key, value in older.items())
 
@@ -461,19 +447,11 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
 def has_same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Return whether transformers loads the same RoPE from two configurations."""
     first, second = (
-        _without_type(getattr(Facts(Config(raw)).read, "rope_parameters", None))
+        # `type` is the older name of `rope_type`
+        [rope.values | {"type": rope.layer} for rope in Facts(Config(raw)).scalings]
         for raw in (before, after)
     )
-    return first is not None and bool(first == second)
-
-
-def _without_type(parameters: Any) -> Any:
-    """Drop `type`, the older name of `rope_type`."""
-    if not isinstance(parameters, dict):
-        return parameters
-    return {
-        key: _without_type(value) for key, value in parameters.items() if key != "type"
-    }
+    return first == second != []
 
 
 # Rope types and keys
@@ -489,18 +467,15 @@ def _without_type(parameters: Any) -> Any:
 def unknown_types(facts: Facts) -> Iterator[Finding]:
     """A rope type that transformers does not have."""
     for rope in facts.objects:
-        kind = rope.kind
-        name = kind if isinstance(kind, str) else shown(kind)
-        if kind is None or name in KNOWN_TYPES:
+        name = str(rope.kind)
+        if rope.kind is None or name in KNOWN_TYPES:
             continue
-        meant, remedy = VENDOR_TYPES.get(
-            name, ("", f"use one of {', '.join(sorted(KNOWN_TYPES))}")
-        )
+        meant = RENAMED.get(name)
         stated = [key for key in ("rope_type", "type") if key in rope.values]
         yield Finding(
             (*rope.path, stated[0]),
-            f"transformers has no rope_type {shown(kind)}",
-            remedy,
+            f"transformers has no rope_type {shown(rope.kind)}",
+            f"use {meant or ', '.join(sorted(KNOWN_TYPES))}",
             edits=tuple(Edit((*rope.path, key), meant) for key in stated if meant),
         )
 
@@ -519,10 +494,10 @@ def ignored_scaling(facts: Facts) -> Iterator[Finding]:
             key for key in ("factor", *LISTS) if rope.values.get(key) not in (None, 1)
         ]
         if given and rope.kind in (None, "default"):
-            is_missing = "missing" if rope.kind is None else "default"
             yield Finding(
                 (*rope.path, "rope_type"),
-                f"rope_type is {is_missing}, so {given[0]} = {shown(rope.values[given[0]])} is ignored",
+                f"rope_type is {rope.kind or 'missing'}, so "
+                f"{given[0]} = {shown(rope.values[given[0]])} is ignored",
                 "write the rope_type that the model was trained with, or drop the factor",
             )
 
@@ -548,11 +523,9 @@ def unread_keys(facts: Facts) -> Iterator[Finding]:
                 continue
             if key.startswith("mscale") and (has_both or stated):
                 continue
-            product = f" ({a * value:.4f})" if key == "attn_factor" and value else ""
             yield Finding(
                 facts.at(key, rope.layer),
-                f"transformers does not read {key}: it computes an attention factor of {a:.4f}; "
-                f"{reader}{product}",
+                f"transformers does not read {key}: it computes an attention factor of {a:.4f}; {reader}",
                 f"write the attention_factor that the model was trained with, and drop {key}",
             )
 
@@ -569,32 +542,11 @@ def small_attention_factors(facts: Facts) -> Iterator[Finding]:
     for rope in facts.scaled("yarn", "longrope"):
         a = number(rope.values.get("attention_factor"))
         if a is not None and a < 1 < (rope.number("factor") or 2):
-            remedy = "drop the key"
-            if a > 0:
-                remedy = f"write {1 / a:.6g} unless the model was trained so"
             yield Finding(
                 facts.at("attention_factor", rope.layer),
                 f"attention_factor is {a:g}, below 1, although the context grew: it multiplies the logits by "
                 f"{a * a:.3g}",
-                remedy,
-            )
-
-
-@rule(
-    "truncate-ignored",
-    "warning",
-    "llama.cpp, TGI, mlx-lm, and transformers 5 by layer type, use other frequencies",
-    "vllm-project/vllm/pull/28244",
-)
-def open_ramps(facts: Facts) -> Iterator[Finding]:
-    """`truncate: false`, which not every program supports."""
-    for rope in facts.scaled("yarn"):
-        if rope.values.get("truncate") is False:
-            yield Finding(
-                facts.at("truncate", rope.layer),
-                "truncate is false, which some engines ignore",
-                "serve the model with transformers, vLLM or SGLang, or save the same frequencies as longrope",
-                severity="remark" if facts.model_type in OPEN_RAMP else "warning",
+                "drop the key unless the model was trained so",
             )
 
 
@@ -614,19 +566,19 @@ def switching(facts: Facts) -> Iterator[Finding]:
                 "use a static scaling: ropepatch extend with another method",
             )
     for rope in facts.scaled("longrope"):
-        short, long = (rope.values.get(name) for name in LISTS)
-        if None in (short, long) or short == long:
+        if not switches(rope.values):
             continue
-        rebuilt = facts.model_type in REBUILD_CACHE
         switch = plain(rope.number(ORIGINAL) or 0)
         text = f"at {switch} tokens the frequencies switch from short_factor to long_factor"
-        if rebuilt:
+        severity = "warning"
+        if facts.model_type in REBUILD_CACHE:
             text += "; generate() of this architecture rebuilds the cache there"
+            severity = "remark"
         yield Finding(
             facts.at("rope_type", rope.layer),
             text,
             "set both lists to the one for your prompt lengths, or keep all prompts on one side",
-            severity="remark" if rebuilt else "warning",
+            severity=severity,
         )
 
 
@@ -646,10 +598,8 @@ def lost_original(facts: Facts) -> Iterator[Finding]:
         if rope.kind not in WITH_ORIGINAL:
             continue
         if rope.values.get(ORIGINAL) is None and facts.text.get(ORIGINAL) is None:
-            remedy, factor = (
-                "write the context length of pretraining",
-                rope.number("factor"),
-            )
+            remedy = "write the context length of pretraining"
+            factor = rope.number("factor")
             if facts.window and factor:
                 remedy += (
                     f": {plain(facts.window / factor)} if max_position_embeddings is "
@@ -675,36 +625,13 @@ def contradicting_lengths(facts: Facts) -> Iterator[Finding]:
         text, ratio = "", window / original
         if ratio < 1 - ROUNDING:
             text = f"max_position_embeddings ({window}) is below {ORIGINAL} ({plain(original)})"
-        elif (
-            ratio > LEFT_BEHIND
-            and _decides(rope)
-            and 1 <= factor < ratio * (1 - ROUNDING)
-        ):
+        elif ratio > LEFT_BEHIND and _decides(rope) and 1 <= factor < ratio * 0.99:
             text = f"factor {factor:g} x {plain(original)} is {plain(factor * original)}, not {window}"
         if text:
-            remedy = (
-                "use the factor and original length that the model was trained with"
-            )
-            yield Finding(facts.at("factor", rope.layer), text, remedy)
-
-
-@rule(
-    "window-left-behind",
-    "remark",
-    "Qwen and others document it so; a program that uses it as limit never scales",
-    "sgl-project/sglang/issues/2108",
-)
-def window_left_behind(facts: Facts) -> Iterator[Finding]:
-    """A scaling whose length max_position_embeddings does not state."""
-    for rope, factor, original, window in _lengths(facts):
-        was_raised = not 1 - ROUNDING <= window / original <= LEFT_BEHIND
-        is_short = factor * original > window * (1 + ROUNDING)
-        if _decides(rope) and is_short and not was_raised:
-            reach = plain(factor * original)
             yield Finding(
-                facts.top("max_position_embeddings"),
-                f"max_position_embeddings is {window}, factor x original length is {reach}",
-                f"write {reach}, or pass the longer context length to the engine",
+                facts.at("factor", rope.layer),
+                text,
+                "use the factor and original length that the model was trained with",
             )
 
 
@@ -752,24 +679,6 @@ def multiplied_length(facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "window-with-room",
-    "remark",
-    "a factor computed from all of it is smaller than the authors' factor",
-    "QwenLM/Qwen3/issues/1424",
-)
-def length_with_room(facts: Facts) -> Iterator[Finding]:
-    """A context length above the one that published models of this type were trained on."""
-    if facts.read is None or facts.is_scaled:
-        return
-    if trained := trained_on(facts.read):
-        yield Finding(
-            facts.top("max_position_embeddings"),
-            f"published models of this type state {facts.window} tokens but were trained on {trained}",
-            f"extend it with {argument('original', trained)}",
-        )
-
-
-@rule(
     "window-raised",
     "warning",
     "beyond the length that it was trained on, an unscaled model fails",
@@ -778,17 +687,17 @@ def length_with_room(facts: Facts) -> Iterator[Finding]:
 )
 def raised_length(facts: Facts) -> Iterator[Finding]:
     """A context length above that of published models of the same shape, without a scaling."""
-    if facts.read is None or facts.is_scaled or facts.window is None:
+    if not facts.read or facts.is_scaled or not facts.window or not facts.theta:
         return
-    known = published_length(facts.read, facts.theta)
-    if known is None or facts.window <= known.length or trained_on(facts.read):
+    length, name = published_length(facts.read, facts.theta) or (facts.window, "")
+    if facts.window <= length or trained_on(facts.read):
         return
-    original, published = known.length, f"{known.length} tokens"
-    if known.trained:
-        original, published = known.trained, f"{published} (trained on {known.trained})"
+    original, published = length, f"{length} tokens"
+    if trained := TRAINED_ON.get((facts.model_type, length)):
+        original, published = trained, f"{published} (trained on {trained})"
     yield Finding(
         facts.top("max_position_embeddings"),
-        f"published models of this shape ({known.name}) have {published}; {facts.window} without a scaling: "
+        f"published models of this shape ({name}) have {published}; {facts.window} without a scaling: "
         "raised by hand?",
         f"extend the original model, or name its length: {argument('original', original)}",
     )
@@ -803,8 +712,8 @@ def raised_length(facts: Facts) -> Iterator[Finding]:
 )
 def lost_llama3(facts: Facts) -> Iterator[Finding]:
     """A long Llama 3 without the scaling that it was trained with."""
-    is_llama = facts.model_type == "llama"
-    is_llama_3 = is_llama and facts.text.get("vocab_size") in LLAMA_3_VOCABULARY
+    vocabulary = facts.model_type == "llama" and facts.text.get("vocab_size")
+    is_llama_3 = vocabulary in LLAMA_3_VOCABULARY
     is_long = (facts.window or 0) >= 131_072
     has_base = (facts.theta or 0) <= 500_000  # longer ones raised it
     others = facts.scaled("default", "linear", "dynamic")
@@ -814,46 +723,6 @@ def lost_llama3(facts: Facts) -> Iterator[Finding]:
             facts.at("rope_type"),
             f"Llama 3 at {facts.window} tokens was trained with rope_type llama3; this one has {scaling}",
             "copy rope_scaling from the original config.json, and extend that",
-        )
-
-
-@rule(
-    "theta-not-as-published",
-    "remark",
-    "if the published base was lost, the model produces garbage",
-    "arcee-ai/mergekit/issues/667",
-    plans=True,
-)
-def unpublished_theta(facts: Facts) -> Iterator[Finding]:
-    """A RoPE base below that of similar published models."""
-    vocabulary = positive(facts.text.get("vocab_size"))
-    if facts.theta is None or vocabulary is None or facts.window is None:
-        return
-    known = published_base(facts.model_type, int(vocabulary), facts.window)
-    if known and facts.theta < known[0]:
-        yield Finding(
-            facts.at("rope_theta"),
-            f"rope_theta is {plain(facts.theta)}; {known[1]}, of the same type and vocabulary, has "
-            f"{plain(known[0])}",
-            "check the base on the model's card; Qwen2.5-Math and its derivatives have 10000",
-        )
-
-
-@rule(
-    "dual-chunk",
-    "remark",
-    "SGLang and vLLM build it before they look at a scaling, which they then ignore",
-    "sgl-project/sglang/pull/9032",
-)
-def dual_chunks(facts: Facts) -> Iterator[Finding]:
-    """Dual chunk attention, which transformers ignores."""
-    original = None if facts.read is None else dual_chunk_original(facts.read)
-    if original:
-        yield Finding(
-            facts.top(DUAL_CHUNK),
-            f"transformers ignores it: the model was trained on {original} tokens, and its attention up to "
-            f"{facts.window} tokens is vLLM's and SGLang's",
-            f"extend it from {original} tokens, which ropepatch does, or use {argument('method', 'dca')}",
         )
 
 
@@ -885,42 +754,21 @@ def tokenizer_behind(facts: Facts) -> Iterator[Finding]:
 
 
 @rule(
-    "draft-or-remote-code",
-    "remark",
-    "its RoPE was checked as that of a stock class; its weights were not",
-    "vllm-project/vllm/pull/48894",
-)
-def draft_or_remote_code(facts: Facts) -> Iterator[Finding]:
-    """A draft model, or remote code whose RoPE a stock class of transformers reads."""
-    if facts.config.unloaded:
-        yield Finding(("architectures",), facts.config.unloaded, "none needed")
-
-
-@rule(
     "not-in-transformers",
     "remark",
-    "only config.json could be checked, not the frequencies",
+    "only config.json could be checked",
     "vllm-project/vllm/pull/56446",
 )
 def not_in_transformers(facts: Facts) -> Iterator[Finding]:
-    """An architecture that the installed transformers does not have."""
-    if facts.config.kind == "stock" and not facts.config.is_known:
-        text = f"transformers has no model_type {shown(facts.raw.get('model_type'))}"
-        yield Finding(("model_type",), text, "none needed")
-
-
-@rule(
-    "needs-ropepatch",
-    "remark",
-    "transformers rejects it on purpose: the stated RoPE is not the model's",
-    "",
-)
-def needs_ropepatch(facts: Facts) -> Iterator[Finding]:
-    """A checkpoint of ropepatch that stock transformers must reject."""
-    kind = facts.config.kind
-    if kind != "stock":
-        text = f"ropepatch {kind} its position encoding"
+    """A checkpoint that the installed transformers does not load by itself."""
+    config, remedy = facts.config, "none needed"
+    text = config.unloaded
+    if config.kind != "stock":
+        text = f"ropepatch {config.kind} its position encoding"
         remedy = "load it with ropepatch.load, or use the model that it was made from"
+    elif not config.is_known:
+        text = f"transformers has no model_type {shown(facts.raw.get('model_type'))}"
+    if text:
         yield Finding(("model_type",), text, remedy)
 
 
@@ -943,8 +791,7 @@ def rejected(facts: Facts) -> Iterator[Finding]:
 
 def _build(config: Config) -> None:
     """Build the model and, if ropepatch supports it, its RoPE."""
-    text = config.text
-    model = blueprint(config.whole)
+    text, model = config.text, config.skeleton
     try:
         site = find_rotary(model)
     except RopepatchError:  # another architecture, not another config.json
@@ -970,7 +817,7 @@ def _found(facts: Facts, looks: Iterable[Look]) -> Iterator[Finding]:
         for finding in look(facts):
             content = facts.tokenizer if finding.file == TOKENIZER else facts.raw
             stated = value_at(content, finding.path) if finding.path else None
-            yield replace(RULES[look].found(finding), value=stated)
+            yield RULES[look].found(replace(finding, value=stated))
 
 
 def repaired(facts: Facts) -> Facts:
@@ -979,13 +826,10 @@ def repaired(facts: Facts) -> Facts:
         edits = next((finding.edits for finding in check(facts) if finding.edits), ())
         if not edits:
             break
-        raw, tokenizer = facts.raw, facts.tokenizer
+        files = {CONFIG: facts.raw, TOKENIZER: facts.tokenizer}
         for edit in edits:
-            if edit.file == TOKENIZER:
-                tokenizer = edited(tokenizer, edit.path, edit.value)
-            else:
-                raw = edited(raw, edit.path, edit.value)
-        facts = Facts(Config(raw), tokenizer)
+            files[edit.file] = edited(files[edit.file], edit.path, edit.value)
+        facts = Facts(Config(files[CONFIG]), files[TOKENIZER])
     return facts
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ropepatch.doctor.findings import Finding, Rule
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import Config, blueprint
+from ropepatch.model.config import Config
 from ropepatch.model.loading import check_weights
 from ropepatch.model.weights import (
     COPY_BLOCK,
@@ -75,17 +75,15 @@ def look_at_weights(
 
 def _unread(folder: Path, sets: list[str], error: RopepatchError) -> Iterator[Finding]:
     """Report unreadable weights, by the first file of their set; a folder without weights is fine."""
-    patterns = ("model-*.safetensors", "pytorch_model*")
-    others = [file.name for pattern in patterns for file in folder.glob(pattern)]
-    if files := [*sets, *others]:
-        problem = str(error)[:400]
-        yield UNREADABLE.found(Finding((), problem, error.hint or "", files[0]))
+    others = *folder.glob("model-*.safetensors"), *folder.glob("pytorch_model*")
+    for file in [*sets, *(other.name for other in others)][:1]:
+        yield UNREADABLE.found(Finding((), str(error)[:400], error.hint or "", file))
 
 
 def _misfit(config: Config, weights: Weights) -> Iterator[Finding]:
     """Report weights that do not fit config.json; an invalid config.json is another finding."""
     try:
-        model = blueprint(config.whole)
+        model = config.skeleton
     except RopepatchError:
         return
     file = weights.files[0].name
@@ -106,7 +104,7 @@ def not_finite(weights: Weights, progress: Progress | None = None) -> Iterator[F
         if progress:
             progress(done, total)
     if bad:
-        problem = f"{_listed(bad)}: NaN or infinity"
+        problem = f"NaN or infinity in {len(bad)} tensors, the first is {bad[0]}"
         remedy = "download the file again; if you trained this model, use an earlier checkpoint"
         file = weights.tensors[bad[0]].file
         yield NOT_FINITE.found(Finding((), problem, remedy, file.name))
@@ -127,10 +125,3 @@ def _is_finite(entry: TensorEntry) -> bool:
             if not numbers.isfinite().all():
                 return False
     return True
-
-
-def _listed(names: list[str]) -> str:
-    """Name the first tensor, and count the others."""
-    return (
-        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tensors"
-    )

@@ -122,8 +122,7 @@ class Subject:
                 (float32,) = processes.deal([loaded], choose, lambda model: self.name)
             loaded = placed(loaded, device, float32=float32)
         self.root.dtype = loaded.dtype
-        for line in describe_placement(loaded):
-            self.machine.say(line)
+        self.machine.say(describe_placement(loaded))
         return loaded
 
     def forget_model(self) -> None:

@@ -35,7 +35,6 @@ from ropepatch.model.config import (
     switches,
 )
 from ropepatch.model.gguf import FACTORS, FREQS, GgufModel, GgufRope
-from ropepatch.model.gguf_file import check_numbers
 from ropepatch.scaling import Scaling, YaRN, make_scaling
 from ropepatch.scaling.powers import Unscaled, ntk_theta
 from ropepatch.scaling.ramps import BETAS
@@ -392,7 +391,6 @@ def _gguf_change(model: GgufModel, scaling: Method, target: int) -> Change:
             hint="use another method or its defaults, or extend the safetensors checkpoint",
         )
     metadata = _metadata(model, rope, target)
-    check_numbers(metadata)
     tables: dict[str, list[float] | None] = {}
     if model.tables:
         tables |= dict.fromkeys(name for name in TABLES if name in model.file.tensors)

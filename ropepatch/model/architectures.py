@@ -2,67 +2,55 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ropepatch.files import PACKAGE, parse_json, read_text
 
 MOST_ADDED = 512  # tokens by which vocabularies of one model family may differ
 
 
-class ModelTypes(frozenset[str]):
-    """Model types as transformers names them; `*` matches any characters."""
-
-    def __contains__(self, model_type: object) -> bool:
-        return any(fnmatchcase(str(model_type), pattern) for pattern in self)
-
-
-def _types(names: str) -> ModelTypes:
-    return ModelTypes(names.split())
-
-
-def _named(architectures: str) -> frozenset[str]:
-    return frozenset(architectures.split())
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 # Each comment states what differs, and the version in which the source was read or the code was run.
 
 # Layer types of transformers
-GLOBAL_LAYERS, SLIDING_LAYERS = (
-    "full_attention",
-    "sliding_attention",
-)
+GLOBAL_LAYERS = "full_attention"
+SLIDING_LAYERS = "sliding_attention"
 
 # Of global and local layers (sliding window or chunks), only the local ones rotate; 5.23.
-ROPE_IN_LOCAL_LAYERS = _types(
+ROPE_IN_LOCAL_LAYERS = _named(
     "afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1"
 )
 
 # An attention factor changes nothing; 5.23
-NORMALISED_AFTER_ROTATION = _types(
+NORMALISED_AFTER_ROTATION = _named(
     "hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"
 )
 
-TIED = _types(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.23
+TIED = _named(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.23
     "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 "
     "longcat_flash minicpm3 mistral4 mistral_large4 youtu"
 )
 
 # The RoPE keys of config.json; transformers 4.57.6.
 # rotary_emb_base, rotary_pct for partial_rotary_factor
-NEOX_KEYS = _types("gpt_neox gpt_neox_japanese")
+NEOX_KEYS = _named("gpt_neox gpt_neox_japanese")
 # rope_local_base_freq is the base of the sliding-window layers
-LOCAL_BASE = _types("gemma3*")
-STATE_THETA = _types(  # every published configuration contains rope_theta
+LOCAL_BASE = _named("gemma3 gemma3_text gemma3n gemma3n_text")
+STATE_THETA = _named(  # every published configuration contains rope_theta
     "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
 )
 # Classes of draft models, which borrow the model_type of another; SGLang, vLLM and SpecForge of 2026-09
-DRAFTS = _types("*Eagle* *EAGLE* *MTP* *NextN* *DFlash* *DSpark* *Medusa* *Speculator*")
+DRAFTS = re.compile("Eagle|EAGLE|MTP|NextN|DFlash|DSpark|Medusa|Speculator")
 # Classes of remote code, and the stock type that reads the same RoPE keys; MiniCPM4, MiniCPM-V 4, Nemotron
 READ_AS = {
     "MiniCPMForCausalLM": "llama",
@@ -71,16 +59,15 @@ READ_AS = {
 }
 # The part of InternVL's remote code that a stock class is made from
 WRAPPED = "llm_config"
-WITHOUT_ROPE = _types(  # hybrids whose attention has no position encoding, or only by an option; 5.23
+WITHOUT_ROPE = _named(  # hybrids whose attention has no position encoding, or only by an option; 5.23
     "granitemoehybrid jamba kimi_linear nemotron_h zamba zamba2"
 )
-OPEN_RAMP = _types("gpt_oss")  # the published configuration contains truncate: false
 
 # How engines differ.
 # Scaled if rope_scaling is absent, not null; 4.57.6
-SCALED_BY_DEFAULT = _types("apertus gpt_oss")
+SCALED_BY_DEFAULT = _named("apertus gpt_oss")
 # generate() at the switch of LongRoPE; 5.23
-REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")
+REBUILD_CACHE = _named("phi3 phimoe phi4_multimodal")
 # GGUF architectures for which llama.cpp supports rope.freq_base, linear and YaRN scaling (betas 32 and 1) and
 # an attention factor; b11434, as all of these.
 GGUF_PLAIN = _named(
@@ -111,11 +98,14 @@ GGUF_RENAMED = {
     "mixtral": "llama",
     "cohere": "command-r",
     "phi": "phi2",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "qwen2_5_vl_text": "qwen2vl",
 }
-GGUF_RENAMED |= {"hunyuan_v1_moe": "hunyuan-moe", "qwen2_5_vl_text": "qwen2vl"}
+SCALED_EMBEDDINGS = frozenset(  # multiplied before the first layer; 5.23
+    name for name in CONFIG_MAPPING if "gemma" in name
+)
 # Without a beginning-of-sequence token in each window they predict little; lm-evaluation-harness#1465.
-BOS_IN_EACH_WINDOW = _types("*gemma*")
-SCALED_EMBEDDINGS = _types("*gemma*")  # multiplied before the first layer; 5.23
+BOS_IN_EACH_WINDOW = SCALED_EMBEDDINGS
 
 
 # The original context length of published models, by type and a larger max_position_embeddings
@@ -157,66 +147,24 @@ def published() -> dict[str, dict[str, Any]]:
     return {preset["model"]: preset["config"] for preset in presets}
 
 
-class Length(NamedTuple):
-    """The context length of a published model.
+def published_length(config: PreTrainedConfig, theta: float) -> tuple[int, str] | None:
+    """Return the longest context length of published models of the same shape, and the name of one.
 
-    Args:
-        name: Its name on the Hub.
-        length: The length in its config.json, in tokens.
-        trained: The length that it was trained on, if that is another.
+    These are not scaled, and have no smaller base.
     """
-
-    name: str
-    length: int
-    trained: int | None
-
-
-def _similar(
-    model_type: str, vocabulary: int
-) -> Iterator[tuple[str, dict[str, Any], float]]:
-    """Yield published models of a type and about this vocabulary: name, config.json and base."""
-    for name, raw in published().items():
-        config = raw | raw.get("text_config", {})
-        rope = config.get("rope_parameters") or {}
-        base = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
-        apart = abs(config.get("vocab_size", 0) - vocabulary)
-        if config["model_type"] == model_type and apart < MOST_ADDED:
-            yield name, config, float(base)
-
-
-def published_length(config: PreTrainedConfig, theta: float | None) -> Length | None:
-    """Return the longest unscaled published model of the same shape, with no smaller base."""
     lengths = []
-    vocabulary = getattr(config, "vocab_size", 0)
-    for name, other, base in _similar(config.model_type, vocabulary):
+    sizes = "model_type", "hidden_size", "num_hidden_layers"
+    for name, raw in published().items():
+        other = raw | raw.get("text_config", {})
         rope = other.get("rope_parameters") or {}
-        is_scaled = (
-            other.get("rope_scaling") or rope.get("rope_type", "default") != "default"
-        )
-        same_shape = all(
-            other[size] == getattr(config, size, None)
-            for size in ("hidden_size", "num_hidden_layers")
-        )
-        if same_shape and not is_scaled and theta is not None and theta <= base:
-            window = other["max_position_embeddings"]
-            trained = TRAINED_ON.get((config.model_type, window))
-            lengths.append(Length(name, window, trained))
-    return max(lengths, key=lambda length: length.length, default=None)
-
-
-def published_base(
-    model_type: str, vocabulary: int, window: int
-) -> tuple[float, str] | None:
-    """Return the lowest base of similar published models, and the name of one that has it.
-
-    These have the same type, about the same vocabulary and no larger context length.
-    """
-    bases = [
-        (base, name)
-        for name, config, base in _similar(model_type, vocabulary)
-        if config["max_position_embeddings"] <= window
-    ]
-    return min(bases, default=None)
+        base = other.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        apart = abs(other.get("vocab_size", 0) - getattr(config, "vocab_size", 0))
+        same_shape = all(other[size] == getattr(config, size, None) for size in sizes)
+        kind = rope.get("rope_type", "default")
+        is_scaled = other.get("rope_scaling") or kind != "default"
+        if same_shape and apart < MOST_ADDED and not is_scaled and theta <= base:
+            lengths.append((other["max_position_embeddings"], name))
+    return max(lengths, default=None)
 
 
 class LocalRope(NamedTuple):
@@ -247,28 +195,22 @@ def local_rope(config: PreTrainedConfig) -> LocalRope | None:
     local = next((kind for kind in LOCAL_WINDOWS if kind in kinds), None)
     if local is None or GLOBAL_LAYERS not in kinds:
         return None
-    shared = config.model_type not in ROPE_IN_LOCAL_LAYERS
+    shared = str(config.model_type) not in ROPE_IN_LOCAL_LAYERS
     # 1 for a layer with RoPE, as in Llama 4
     if rotates := getattr(config, "no_rope_layers", None):
-        shared = any(
-            rotates[layer] for layer, kind in enumerate(kinds) if kind == GLOBAL_LAYERS
-        )
-    return LocalRope(
-        kinds.count(local), len(kinds), getattr(config, LOCAL_WINDOWS[local]), shared
-    )
+        shared = (1, GLOBAL_LAYERS) in zip(rotates, kinds, strict=False)
+    window = getattr(config, LOCAL_WINDOWS[local])
+    return LocalRope(kinds.count(local), len(kinds), window, shared)
 
 
 def remarks(config: PreTrainedConfig) -> Iterator[str]:
     """Yield remarks for the plan of a model, one sentence each."""
-    if config.model_type in NORMALISED_AFTER_ROTATION:
+    if str(config.model_type) in NORMALISED_AFTER_ROTATION:
         yield "queries and keys are normalised after rotation here: an attention factor changes nothing"
-    sliding = (
-        getattr(config, "sliding_window", None)
-        if getattr(config, "use_sliding_window", True)
-        else None
-    )
+    sliding = getattr(config, "sliding_window", None)
+    is_used = getattr(config, "use_sliding_window", True)
     kinds = getattr(config, "layer_types", None) or [SLIDING_LAYERS]
-    if sliding and {*kinds} == {SLIDING_LAYERS}:
+    if sliding and is_used and {*kinds} == {SLIDING_LAYERS}:
         yield f"sliding_window {sliding} does not change: tokens farther apart do not attend to each other"
 
 
@@ -313,17 +255,14 @@ def found(engine: str, whole: str, text: str, rope_type: str) -> Found:
     if rope_type in TESTED or len({*verdicts} - {"default"}) == 1:
         verdict = verdicts.get(rope_type) or verdicts.get(OTHER_TYPES, NOT_KNOWN)
     # It may exist as a part of the multimodal model only
-    certain = whole == text or verdict != ABSENT
-    return (
-        Found(how, verdict)
-        if certain and verdict != NOT_KNOWN
-        else Found(None, NOT_KNOWN)
-    )
+    if verdict == NOT_KNOWN or (verdict == ABSENT and whole != text):
+        return Found(None, NOT_KNOWN)
+    return Found(how, verdict)
 
 
 def may_have(engine: str, model_type: str) -> bool:
     """Return whether an engine has an architecture; True if its architectures are not listed."""
-    types = _engine_facts(engine).get("types")
+    types = engine_facts(engine).get("types")
     return types is None or model_type in types.split()
 
 
@@ -332,23 +271,16 @@ def needing_older_keys(whole: str, text: str) -> list[str]:
     engines = []
     if may_have("transformers 4.x", whole) and may_have("transformers 4.x", text):
         engines.append("transformers 4.x")
-    newer = _engine_facts("mlx-lm")["new_keys"].split()
-    was_tried = found("mlx-lm", whole, text, "default").verdict not in (
-        ABSENT,
-        NOT_KNOWN,
-    )
-    if was_tried and whole not in newer and text not in newer:
+    newer = engine_facts("mlx-lm")["new_keys"].split()
+    verdict = found("mlx-lm", whole, text, "default").verdict
+    if verdict not in (ABSENT, NOT_KNOWN) and not {whole, text}.intersection(newer):
         engines.append("mlx-lm")
     return engines
 
 
-def was_run(engine: str) -> bool:
-    """Return whether small random models were run in an engine."""
-    return any(how == "run" for how, *_ in _engine_facts(engine)["rows"])
-
-
 @cache
-def _engine_facts(engine: str) -> dict[str, Any]:
+def engine_facts(engine: str) -> dict[str, Any]:
+    """Return what is known of an engine: its architectures, and verdicts by rope type."""
     facts: dict[str, dict[str, Any]] = parse_json(read_text(ENGINE_TYPES))
     return facts.get(engine, {"rows": []})  # nothing is known of an engine not listed
 
@@ -358,6 +290,6 @@ def _engine_rows(engine: str) -> dict[str, tuple[Any, dict[str, str]]]:
     """How the verdicts were obtained, and the verdicts by rope type, for every architecture."""
     return {
         name: (how, verdicts)
-        for how, verdicts, names in _engine_facts(engine)["rows"]
+        for how, verdicts, names in engine_facts(engine)["rows"]
         for name in names.split()
     }

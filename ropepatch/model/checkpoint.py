@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from traceback import walk_tb
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -46,13 +44,22 @@ from ropepatch.model.config import (
     NEEDS_ROPEPATCH,
     Config,
     Kind,
+    loader_of,
     no_progress_bars,
     saved_remapping,
+    stock_code,
     without_remapping,
 )
-from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.loading import SAFELY, check_report, load_tokenizer, warn_once
 from ropepatch.model.rotary import base_model
-from ropepatch.model.weights import INDEX, SINGLE, Weights, fingerprint, read_headers
+from ropepatch.model.weights import (
+    INDEX,
+    SINGLE,
+    Weights,
+    fingerprint,
+    read_headers,
+    sha256,
+)
 from ropepatch.settings import HUB_NAME, Length, refusal, shown
 
 if TYPE_CHECKING:
@@ -95,12 +102,6 @@ def validated(
     kind: type[Content], content: Mapping[str, Any], hint: str, file: str = RECORD
 ) -> Content:
     """Parse the content of a record file; an error names the first key that is missing or wrong."""
-    version = content.get("version", RECORD_VERSION)
-    if isinstance(version, int) and version > RECORD_VERSION:
-        raise RopepatchError(
-            f"{file} has version {version}, this ropepatch supports up to version {RECORD_VERSION}",
-            hint="pip install -U ropepatch",
-        )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -201,10 +202,8 @@ def is_adapter(folder: Path) -> bool:
 
 def is_carried(name: str) -> bool:
     """Return whether a file of this name is copied with a checkpoint."""
-    return (
-        any(fnmatchcase(name, pattern) for pattern in KNOWN)
-        or LICENCE.fullmatch(name) is not None
-    )
+    is_known = any(fnmatchcase(name, pattern) for pattern in KNOWN)
+    return is_known or LICENCE.fullmatch(name) is not None
 
 
 def included(
@@ -217,18 +216,18 @@ def included(
         patterns: Patterns of paths, each of which must match; hidden files only match with their dot.
         but: Paths that are never copied.
     """
-    names = {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in files}
     found: dict[str, Path] = {}
     for pattern in patterns:
+        takes_hidden = "/." in f"/{pattern}"
         matching = [
-            name for name in names if fnmatchcase(name, pattern) and name not in but
+            name
+            for name in names
+            if fnmatchcase(name, pattern)
+            and name not in but
+            and (takes_hidden or "/." not in f"/{name}")
         ]
-        if "/." not in f"/{pattern}":
-            matching = [name for name in matching if "/." not in f"/{name}"]
         if not matching:
             raise RopepatchError(
                 f"{argument('include', pattern)} names no file in {folder} that could be carried",
@@ -263,15 +262,7 @@ def hub_answers(repo: str) -> Iterator[None]:
     """Report in one line that the Hub's client cannot parse a response, e.g. of a captive portal."""
     try:
         yield
-    except RopepatchError:
-        raise
-    except Exception as error:
-        modules = [
-            frame.f_globals.get("__name__", "")
-            for frame, _ in walk_tb(error.__traceback__)
-        ]
-        if not any(name.startswith("huggingface_hub") for name in modules):
-            raise
+    except (AssertionError, AttributeError, LookupError, TypeError) as error:
         raise RopepatchError(
             f"what answered for {repo} is not what the Hub answers",
             hint="check HF_ENDPOINT, and whether a proxy stands between",
@@ -280,10 +271,10 @@ def hub_answers(repo: str) -> Iterator[None]:
 
 def _named_in(index: Path) -> set[str]:
     """Return the weight files in an index, without validating it."""
-    return (
-        set(re.findall(r'"([^"/]+\.safetensors)"', index.read_text(errors="replace")))
-        if index.exists()
-        else set()
+    if not index.exists():
+        return set()
+    return set(
+        re.findall(r'"([^"/]+\.safetensors)"', index.read_text(errors="replace"))
     )
 
 
@@ -299,26 +290,18 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     at = f" at revision {revision}" if revision else ""
     answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if isinstance(error, GatedRepoError):
-        message, hint = (
-            f"{name} is gated",
-            "accept its licence on the Hub, then log in with `hf auth login`",
-        )
+        message = f"{name} is gated"
+        hint = "accept its licence on the Hub, then log in with `hf auth login`"
     elif isinstance(error, RevisionNotFoundError):
-        message, hint = (
-            f"{name} has no revision {revision}",
-            f"leave {argument('revision')} out for the newest",
-        )
+        message = f"{name} has no revision {revision}"
+        hint = f"leave {argument('revision')} out for the newest"
     elif isinstance(error, RepositoryNotFoundError):
         message = f"no folder {name} here and no such model on the Hub"
         hint = f"{_meant(name)}check the spelling; for a private model log in with `hf auth login`"
     elif isinstance(answer, HfHubHTTPError):
         status = answer.response.status_code
         message = f"no folder {name} here, and the Hub answered {status} for it{at}"
-        hint = (
-            "log in with `hf auth login`, or check HF_TOKEN"
-            if status in (401, 403)
-            else "try again later"
-        )
+        hint = "log in with `hf auth login`, or check HF_TOKEN; else try again later"
     elif isinstance(error, OSError) and error.errno:
         message = f"cannot download {name}{at}: {os.strerror(error.errno)}"
         hint = (
@@ -335,13 +318,9 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
 
 def _meant(name: str) -> str:
     """Suggest `tiny` or a folder with a similar name, as the beginning of a hint."""
-    here = Path(name).parent
-    folders = (
-        [str(here / file.parent.name) for file in here.glob("*/config.json")]
-        if here.is_dir()
-        else []
-    )
-    near = get_close_matches(name, ["tiny", *folders], n=1, cutoff=0.75)
+    files = Path(name).parent.glob("*/config.json")
+    names = ["tiny", *(str(file.parent) for file in files)]
+    near = get_close_matches(name, names, n=1, cutoff=0.75)
     return f"did you mean {near[0]}? " if near else ""
 
 
@@ -368,15 +347,15 @@ class Swapped(Part):
 def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) -> None:
     """Mark a folder that transformers wrote as a checkpoint with a swapped encoding."""
     config = read_json(folder / "config.json")
-    record = Swapped(
-        version=RECORD_VERSION,
-        needs_ropepatch="its position encoding is not RoPE: load it with ropepatch.load",
-        encoding=encoding,
-        parameters=dict(parameters),
-        model_type=config["model_type"],
-        architectures=config["architectures"],
-    )
-    write_json(folder / RECORD, record.to_dict())
+    record = {
+        "version": RECORD_VERSION,
+        "needs_ropepatch": "its position encoding is not RoPE: load it with ropepatch.load",
+        "encoding": encoding,
+        "parameters": dict(parameters),
+        "model_type": config["model_type"],
+        "architectures": config["architectures"],
+    }
+    write_json(folder / RECORD, record)
     config |= {"model_type": NEEDS_ROPEPATCH, "architectures": ["NeedsRopepatch"]}
     write_json(folder / "config.json", config)
 
@@ -482,11 +461,9 @@ class Checkpoint:
     def positions(self) -> dict[str, Any]:
         """The JSON-ready encoding or position remapping that replaces RoPE; empty for RoPE."""
         if self.kind == "swapped":
+            swapped = self.swapped.to_dict()
             return {
-                "encoding": {
-                    "encoding": self.swapped.encoding,
-                    "parameters": self.swapped.parameters,
-                }
+                "encoding": {key: swapped[key] for key in ("encoding", "parameters")}
             }
         if self.kind == "mapped":
             described = saved_remapping(self.raw)
@@ -497,10 +474,7 @@ class Checkpoint:
     def stock(self) -> Config:
         """The stock architecture and RoPE of these weights, without remapping or swapped encoding."""
         if self.kind == "swapped":
-            own = {
-                "model_type": self.swapped.model_type,
-                "architectures": self.swapped.architectures,
-            }
+            own = self.swapped.model_dump(include={"model_type", "architectures"})
             return replace(self.config, raw=self.raw | own)
         if self.kind == "mapped":
             return replace(self.config, raw=without_remapping(self.raw))
@@ -545,15 +519,43 @@ class Checkpoint:
                 f"{self.name or self.folder}: {self.config.unloaded}, so its weights are not loaded",
                 hint="plan and extend change its config.json",
             )
-        raw = self.raw if config is None else config.raw
-        given = None if config is None else copy.deepcopy(config.whole)
-        model = load_model(
-            self.folder, raw, given, dtype, device_map, quantization, self.name
-        )
+        if dtype is not None and dtype.itemsize < 2:  # float8 is for storage only
+            raise RopepatchError(
+                f"no model computes in {str(dtype).removeprefix('torch.')}",
+                hint="dtype is float32, bfloat16 or float16",
+            )
+        own = config or self.config
+        how = SAFELY | {
+            "dtype": dtype or "auto",
+            "use_safetensors": True,
+            "output_loading_info": True,
+            "device_map": device_map,
+            "quantization_config": quantization,
+        }
+        # Else stock transformers parses config.json itself
+        if config or own.stand_in:
+            how["config"] = copy.deepcopy(own.whole)
+        load: Any = loader_of(own.whole).from_pretrained
+        hint = "fix config.json or the weights so that transformers loads them"
+        # transformers initialises missing weights at random, before they raise an error below.
+        with (
+            stock_code(f"load {self.folder}", hint),
+            no_progress_bars(),
+            torch.random.fork_rng(devices=[]),
+        ):
+            model, report = load(self.folder, **how)
+        unused = check_report(model, report)
+        model.config.return_dict = True
         if self.name:
             model.config.name_or_path = self.name
             model.config._commit_hash = self.revision
-        return model
+            if unused:
+                warn_once(
+                    f"{self.name}: its model does not use {len(unused)} of the weights, for instance "
+                    f"{unused[0]}"
+                )
+        loaded: PreTrainedModel = model.eval()
+        return loaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -580,13 +582,10 @@ class InMemory:
             RopepatchError: If it has no supported RoPE.
         """
         base: Any = model if isinstance(model, PreTrainedConfig) else base_model(model)
-        config = base if isinstance(base, PreTrainedConfig) else base.config
+        config = getattr(base, "config", base)
         revision = None if base is config else getattr(config, "_commit_hash", None)
-        return cls(
-            str(config.name_or_path or type(base).__name__),
-            revision,
-            Config.of(base, original),
-        )
+        name = str(config.name_or_path or type(base).__name__)
+        return cls(name, revision, Config.of(base, original))
 
     def complete(self, include: Sequence[str] = ()) -> Checkpoint:
         """Find the checkpoint by its name, with its weights and all its files.
@@ -614,9 +613,7 @@ def changed_since(name: str) -> RopepatchError:
 def code_of(folder: Path) -> dict[str, str]:
     """Return the name and sha256 of a folder's code for the record; empty without a file."""
     file = folder / CODE
-    return (
-        {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
-    )
+    return {CODE: sha256(file)} if file.is_file() else {}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ with a swapped position encoding has an unknown model type; `ropepatch.json` con
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -43,7 +43,6 @@ from ropepatch.model.architectures import (
     GLOBAL_LAYERS,
     NEOX_KEYS,
     READ_AS,
-    SLIDING_LAYERS,
     TIED,
     WITHOUT_ROPE,
     WRAPPED,
@@ -56,17 +55,10 @@ from ropepatch.model.rotary import (
     find_substitute,
     is_stock,
 )
-from ropepatch.scaling.rope import LARGEST_BASE, STOPPED, Frequencies, Rope
+from ropepatch.scaling.rope import LARGEST_BASE, Frequencies, Rope
 from ropepatch.scaling.rope import ORIGINAL as ORIGINAL
 from ropepatch.settings import MAX_NUMBER, Length, relative_length, shown
 
-REQUIRED = {  # by rope type
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
-}
 # The types that need the original context length
 WITH_ORIGINAL = (
     "yarn",
@@ -79,8 +71,9 @@ QUERY_TEMPERATURE = "llama_4_scaling_beta"
 SCALING_KEYS = frozenset({
     "rope_type", "type", "rope_theta", ORIGINAL, "attention_factor", "beta_fast",
     "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale", "alpha",
-    "attn_factor", "extrapolation_factor",
-}).union(*REQUIRED.values())  # fmt: skip
+    "attn_factor", "extrapolation_factor", "factor", "low_freq_factor", "high_freq_factor", "short_factor",
+    "long_factor",
+})  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = (
     "rope_theta",
@@ -89,16 +82,6 @@ LEGACY_KEYS = (
     "rotary_emb_base",
     "rotary_pct",
 )
-KNOWN_TYPES = {"default", "axial", "mrope", "xdrope", "ntk_alpha", *ROPE_INIT_FUNCTIONS}
-VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, and what to do
-    "su": ("longrope", 'write "longrope", its current name'),
-    "ntk": (
-        "",
-        "NTK-aware scaling is a larger rope_theta: write it, and drop the scaling",
-    ),
-    "deepseek_yarn": ("yarn", 'write "yarn"; deepseek_yarn is vLLM\'s name of it'),
-    "telechat3-yarn": ("", 'write "yarn" with attention_factor 0.07 ln(factor) + 1'),
-}
 DUAL_CHUNK = "dual_chunk_attention_config"  # of Qwen2.5-1M; vLLM and SGLang read it
 # Where transformers looks for the language model
 TEXT_PARTS = (
@@ -186,34 +169,30 @@ def no_progress_bars() -> Iterator[None]:
 
 def kind_of(raw: dict[str, Any]) -> Kind:
     """Return the kind of a checkpoint, by its config.json."""
-    if raw.get("model_type") == NEEDS_ROPEPATCH:
+    model_type = str(raw.get("model_type"))
+    if model_type == NEEDS_ROPEPATCH:
         return "swapped"
-    return "mapped" if str(raw.get("model_type")).endswith(REMAPPED) else "stock"
+    return "mapped" if model_type.endswith(REMAPPED) else "stock"
 
 
 def check_stock(raw: dict[str, Any]) -> None:
     """Raise a `RopepatchError` for a position remapping or a swapped encoding in config.json."""
-    if kind_of(raw) == "mapped":
-        described = saved_remapping(raw)
-        raise RopepatchError(
-            f"this checkpoint has a position remapping already "
-            f"({described['name']} to {described['target']} tokens)",
-            hint="ropepatch.load and `ropepatch eval` take it; start from the checkpoint it was made from",
-        )
-    if kind_of(raw) == "swapped":
-        raise RopepatchError(
-            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no RoPE",
-            hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
-        )
+    if (kind := kind_of(raw)) == "stock":
+        return
+    message = "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no RoPE"
+    if kind == "mapped":
+        mapped = saved_remapping(raw)
+        described = f"({mapped['name']} to {mapped['target']} tokens)"
+        message = f"this checkpoint has a position remapping already {described}"
+    hint = "ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from"
+    raise RopepatchError(message, hint=hint)
 
 
 def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the remapping: `name`, `parameters`, and in tokens the `window` L and the `target` N."""
     described = raw.get(KEY)
-    kinds = {"name": str, "parameters": dict, "window": int, "target": int}
-    if not isinstance(described, dict) or any(
-        type(described.get(key)) is not kinds[key] for key in kinds
-    ):
+    keys = {"name", "parameters", "window", "target"}
+    if not isinstance(described, dict) or not keys <= described.keys():
         raise RopepatchError(
             f"config.json has an invalid {KEY}, got {shown(described)}",
             hint="copy it again from where the checkpoint came from",
@@ -248,7 +227,7 @@ class StandIn(NamedTuple):
 def stand_in(raw: dict[str, Any]) -> StandIn | None:
     """Return how to read a config.json of a draft model or of remote code; None for a stock class."""
     name, model_type = _first(raw.get("architectures")), raw.get("model_type")
-    if name in DRAFTS:
+    if DRAFTS.search(name):
         borrowed = model_type if is_known(model_type) else "llama"
         return StandIn(borrowed, None, f"{name} is a draft model")
     if is_known(model_type) or not raw.get("auto_map"):
@@ -283,8 +262,7 @@ def load_config(
     """
     check_stock(raw)
     if own is not None:
-        with stock_code("read the model's configuration"):
-            return own.from_dict(_with_floats(raw))
+        return _parsed(own, raw)
     if other := stand_in(raw):
         part = raw[other.section] if other.section else raw
         # The code of DeciLM has other sizes by layer, and null at the top
@@ -292,25 +270,22 @@ def load_config(
         raw = stated | {"model_type": other.model_type}
     model_type = raw.get("model_type")
     if not is_known(model_type):
+        message = f"unknown model_type {model_type!r} in config.json"
+        hint = "ropepatch extends models of the installed transformers"
         if raw.get("auto_map"):
-            raise RopepatchError(
-                f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
-                hint="use a checkpoint of the same model that was converted for transformers (often NAME-hf); "
-                "one in memory can be patched",
+            message = f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run"
+            hint = (
+                "use a checkpoint of the same model that was converted for transformers (often NAME-hf); "
+                "one in memory can be patched"
             )
-        raise RopepatchError(
-            f"unknown model_type {model_type!r} in config.json",
-            hint="ropepatch extends models of the installed transformers",
-        )
+        raise RopepatchError(message, hint=hint)
     if raw.get("is_encoder_decoder"):
         raise RopepatchError(
             "config.json describes an encoder-decoder (is_encoder_decoder)",
             hint="ropepatch extends decoder-only language models",
         )
+    config = _parsed(CONFIG_MAPPING[model_type], raw)
     with stock_code("read config.json"):
-        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(
-            _with_floats(raw)
-        )
         parts = config, config.get_text_config(decoder=True)
     for layers in (getattr(part, "num_hidden_layers", 1) for part in parts):
         if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
@@ -341,14 +316,10 @@ def part_of(config: PreTrainedConfig) -> str | None:
 
 def describes_at_top(raw: dict[str, Any]) -> bool:
     """Whether transformers parses the top level of a config.json as the language model."""
-    theta = 12345.0
     probe = {key: value for key, value in raw.items() if key not in STATING}
-    with stock_code("read config.json"):
-        whole = CONFIG_MAPPING[raw["model_type"]].from_dict(
-            _with_floats(probe | {"rope_theta": theta})
-        )
-    parameters = getattr(text_config(whole), "rope_parameters", None) or {}
-    return theta in [value for _, value in _leaves(parameters)]
+    probe["rope_theta"] = 12345.0
+    whole = _parsed(CONFIG_MAPPING[raw["model_type"]], probe)
+    return "12345.0" in str(getattr(text_config(whole), "rope_parameters", ""))
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
@@ -357,7 +328,7 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     Raises:
         RopepatchError: If the method's name is missing, which stock transformers rejects.
     """
-    parts: Any = config, config.get_text_config(decoder=True)
+    parts = config, text_config(config)
     first, last = (getattr(part, "quantization_config", None) for part in parts)
     stated: dict[str, Any] | None = first or last
     if stated is None:
@@ -388,13 +359,9 @@ def dual_chunk_original(config: PreTrainedConfig) -> int | None:
     stated = getattr(config, DUAL_CHUNK, None)
     original = stated.get(ORIGINAL) if isinstance(stated, dict) else None
     window = getattr(config, "max_position_embeddings", None)
-    if (
-        type(original) is not int
-        or type(window) is not int
-        or not 0 < original < window
-    ):
-        return None
-    return original
+    if type(original) is type(window) is int and 0 < original < window:
+        return original
+    return None
 
 
 def generates(config: PreTrainedConfig) -> bool:
@@ -409,13 +376,8 @@ def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """Return the class of transformers in `architectures`, if it has no language model head."""
     name = _first(config.architectures)
     stated = getattr(transformers, name, None)
-    if (
-        name.endswith(GENERATING)
-        or not isinstance(stated, type)
-        or not issubclass(stated, PreTrainedModel)
-    ):
-        return None
-    return stated
+    is_model = isinstance(stated, type) and issubclass(stated, PreTrainedModel)
+    return stated if is_model and not name.endswith(GENERATING) else None
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -445,23 +407,22 @@ def of_global_layers(config: Any) -> Any:
 def head_dim_of(config: Any) -> int:
     """Return the dimension of a global-attention head, derived if the configuration lacks it."""
     of = of_global_layers(config)
-    size: int = (
-        getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads
-    )
+    size: int = getattr(of, "head_dim", 0) or of.hidden_size // of.num_attention_heads
     return size
 
 
 def key_value_heads_of(config: Any) -> int:
     """Return the number of key and value heads of global attention."""
     of = of_global_layers(config)
-    heads: int = getattr(of, "num_key_value_heads", None) or of.num_attention_heads
+    heads: int = getattr(of, "num_key_value_heads", 0) or of.num_attention_heads
     return heads
 
 
-def _with_floats(raw: dict[str, Any]) -> dict[str, Any]:
-    """Copy a config.json and convert transformers' {"__float__": "Infinity"} to numbers."""
-    decoded: dict[str, Any] = PreTrainedConfig._decode_special_floats(raw)
-    return decoded
+def _parsed(kind: Any, raw: dict[str, Any]) -> PreTrainedConfig:
+    """Parse a copy of a config.json, in which {"__float__": "Infinity"} is a number."""
+    with stock_code("read config.json"):
+        config: PreTrainedConfig = kind.from_dict(kind._decode_special_floats(raw))
+        return config
 
 
 def loader_of(config: PreTrainedConfig) -> Any:
@@ -487,41 +448,16 @@ def loader_of(config: PreTrainedConfig) -> Any:
 def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model on the meta device, without allocating its weights."""
     loader = loader_of(config)
-    own = copy.deepcopy(config)
+    make, safely = getattr(loader, "from_config", None), {"trust_remote_code": False}
+    if make is None:  # not an auto class
+        make, safely = loader._from_config, {}
     with (
         stock_code(f"build {config.model_type} from config.json"),
         torch.device("meta"),
     ):
         # A dtype would change torch's default dtype in all threads.
-        if issubclass(loader, PreTrainedModel):
-            stated: PreTrainedModel = loader._from_config(own, dtype=None)
-            return stated
-        # None would prompt on stdin
-        model: PreTrainedModel = loader.from_config(
-            own, dtype=None, trust_remote_code=False
-        )
+        model: PreTrainedModel = make(copy.deepcopy(config), dtype=None, **safely)
         return model
-
-
-def check_rope_types(config: PreTrainedConfig) -> None:
-    """Raise a `RopepatchError` for unknown rope types and numbers out of range, before transformers fails."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    for key, value in _leaves(parameters):
-        if isinstance(value, int | float) and not abs(value) <= STOPPED:
-            raise RopepatchError(
-                f"{key} must be a number of at most {STOPPED:g}, got {shown(value)}",
-                hint="fix config.json",
-            )
-    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
-    known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
-    for rope in by_layer or [parameters]:
-        kind = rope.get("rope_type", "default")
-        if not isinstance(kind, str) or kind not in known:
-            _, remedy = VENDOR_TYPES.get(str(kind), ("", ""))
-            raise RopepatchError(
-                f"unknown rope_type {kind!r} in config.json",
-                hint=remedy or f"transformers knows {', '.join(sorted(known))}",
-            )
 
 
 def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
@@ -531,21 +467,15 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     must agree. `rope_scaling` is None for the default type without an `mrope_section`.
     """
     kind = parameters["rope_type"]
-    scaling = {
-        key: value for key, value in parameters.items() if key != "rope_theta"
-    } | {"type": kind}
+    theta, scaling = parameters["rope_theta"], parameters | {"type": kind}
+    del scaling["rope_theta"]
     needed = kind != "default" or "mrope_section" in parameters
-    keys = {
-        "rope_theta": parameters["rope_theta"],
-        "rope_scaling": scaling if needed else None,
-    }
-    renamed = raw.get("model_type") in NEOX_KEYS
+    keys = {"rope_theta": theta, "rope_scaling": scaling if needed else None}
+    renamed = str(raw.get("model_type")) in NEOX_KEYS
     if renamed or "rotary_emb_base" in raw:
-        keys["rotary_emb_base"] = parameters["rope_theta"]
-    if "partial_rotary_factor" in parameters:
-        keys["rotary_pct" if renamed else "partial_rotary_factor"] = parameters[
-            "partial_rotary_factor"
-        ]
+        keys["rotary_emb_base"] = theta
+    if share := parameters.get("partial_rotary_factor"):
+        keys["rotary_pct" if renamed else "partial_rotary_factor"] = share
     return keys
 
 
@@ -572,20 +502,12 @@ class RotarySite:
 
     def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
         """Select the rope_parameters of the scaled layer type."""
-        selected: dict[str, Any] = (
-            rope_parameters[self.layer_type] if self.layer_type else rope_parameters
-        )
-        return selected
+        layer = self.layer_type
+        return dict(rope_parameters if layer is None else rope_parameters[layer])
 
-    def replaced(
-        self, rope_parameters: dict[str, Any], flat: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Replace the rope_parameters of the scaled layer type by `flat`."""
-        return (
-            flat
-            if self.layer_type is None
-            else rope_parameters | {self.layer_type: flat}
-        )
+    def replaced(self, by_layer: Any, value: Any) -> Any:
+        """Replace a value, such as `rope_parameters`, for the scaled layer type."""
+        return value if self.layer_type is None else by_layer | {self.layer_type: value}
 
 
 # Of hybrids whose attention has no position encoding
@@ -599,12 +521,11 @@ def find_rotary(model: nn.Module) -> RotarySite:
     config: Any = model.config
     refusal = partial(_refusal, config.model_type)
     modules = language_ropes(model)
-    if not modules and text_config(config).model_type in WITHOUT_ROPE:
-        return WITHOUT_SITE
     if not modules:
-        raise refusal(
-            "it has no rotary module (positions are learned, biased or absent)"
-        )
+        if str(text_config(config).model_type) in WITHOUT_ROPE:
+            return WITHOUT_SITE
+        reason = "it has no rotary module (positions are learned, biased or absent)"
+        raise refusal(reason)
     if len(modules) > 1 and getattr(config, "thinker_config", None):
         raise RopepatchError(
             f"{config.model_type} is several models, of which its thinker reads text",
@@ -616,28 +537,18 @@ def find_rotary(model: nn.Module) -> RotarySite:
             f"its attention has {len(modules)} rotary modules, such as {next(iter(modules))}, not one for all"
         )
     ((path, module),) = modules.items()
-    rotary_class = type(module)
-    for name, one in model.named_modules():
-        if type(one) is rotary_class and one is not module:
-            raise refusal(
-                f"it has another {rotary_class.__name__} beside that of its decoder, {name}"
-            )
+    kind, name = type(module), type(module).__name__
+    for place, one in model.named_modules():
+        if type(one) is kind and one is not module:
+            raise refusal(f"it has another {name} beside that of its decoder, {place}")
     if state := list(module.state_dict()):
-        raise refusal(
-            f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})"
-        )
+        raise refusal(f"its {name} has weights of its own ({', '.join(state)})")
     if not isinstance(getattr(module, "rope_type", None), dict):
-        return RotarySite(path, rotary_class, None)
+        return RotarySite(path, kind, None)
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
-        kinds = {*getattr(text_config(config), "layer_types", ())}
-        if kinds == {SLIDING_LAYERS}:
-            raise refusal(
-                f"all its layers have a sliding window, so a test model needs one of {GLOBAL_LAYERS}"
-            )
-        raise refusal(
-            f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
-        )
-    return RotarySite(path, rotary_class, GLOBAL_LAYERS)
+        reason = f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
+        raise refusal(reason)
+    return RotarySite(path, kind, GLOBAL_LAYERS)
 
 
 def language_ropes(model: nn.Module) -> dict[str, nn.Module]:
@@ -670,11 +581,7 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
     """Copy a stock rotary module with other frequencies."""
     twin: Any = copy.copy(stock)
     # With any other type the stock forward may recompute its frequencies.
-    twin.rope_type = (
-        "default"
-        if site.layer_type is None
-        else {**stock.rope_type, site.layer_type: "default"}
-    )
+    twin.rope_type = site.replaced(stock.rope_type, "default")
     twin._buffers = dict(stock._buffers)
     setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
     setattr(twin, site.attribute("attention_scaling"), frequencies.attention_factor)
@@ -685,29 +592,26 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
     """Raise a `RopepatchError` if a module's forward does not use `inv_freq` and `attention_scaling`."""
     layer = [] if site.layer_type is None else [site.layer_type]
+    parameters = site.of(config.rope_parameters)
     with (
         stock_code(f"run the rotary module of {config.model_type}"),
         torch.no_grad(),
         torch.device("cpu"),
     ):
         positions = torch.arange(5)[None]
-        parameters = site.of(config.rope_parameters)
         sections = parameters.get("mrope_section") or parameters.get("xdrope_section")
         if sections:  # [A, 1, T], for A position axes
             positions = positions * torch.arange(1, len(sections) + 1)[:, None, None]
         stock = site.rotary_class(config)
         x = torch.zeros(1, 5, 8, dtype=torch.float32)
-        table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
-        twin = scaled_twin(stock, site, table)
-        expected = site.rotary_class.forward(twin, x, positions, *layer)
-        half = Frequencies(table.inv_freq / 2, 3.0)
-        twin = scaled_twin(stock, site, half)
-        got = site.rotary_class.forward(twin, x, 2 * positions, *layer)
+        inv_freq = getattr(stock, site.attribute("inv_freq"))
+        twin = scaled_twin(stock, site, Frequencies(inv_freq))
+        slow = scaled_twin(stock, site, Frequencies(inv_freq / 2, 3.0))
+        expected, got = twin(x, positions, *layer), slow(x, 2 * positions, *layer)
     for one, other in zip(expected, got, strict=True):
         if not torch.allclose(3 * one, other, atol=1e-6):
-            reason = (
-                f"{site.rotary_class.__name__} recomputes its frequencies in forward"
-            )
+            name = site.rotary_class.__name__
+            reason = f"{name} recomputes its frequencies in forward"
             raise _refusal(config.model_type, reason)
 
 
@@ -723,32 +627,15 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     parameters = site.of(config.rope_parameters)
     table = stock_table(config, site, beyond_switch=True)
     window = _window(config, parameters)
-    theta, d = parameters["rope_theta"], 2 * len(table.inv_freq)
+    inv_freq, a = table
+    theta, d = parameters["rope_theta"], 2 * len(inv_freq)
     if alpha := parameters.get("alpha"):  # HunYuan: NTK-aware with a fixed factor
         theta *= alpha ** (d / (d - 2))
-    try:
-        plain = Rope(d, theta, window)
-    except RopepatchError as error:
-        raise RopepatchError(
-            str(error), hint=error.hint or "correct config.json"
-        ) from error
+    plain = Rope(d, theta, window)
     kind = parameters.get("rope_type", "default")
-    if kind in ("default", "dynamic") and torch.equal(plain.inv_freq(), table.inv_freq):
+    if kind in ("default", "dynamic") and torch.equal(plain.inv_freq(), inv_freq):
         return plain
-    return Rope(
-        d, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor
-    )
-
-
-def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every number and text in nested dictionaries and lists, with its key."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value)
-        elif isinstance(value, list | tuple):
-            yield from ((key, item) for item in value)
-        else:
-            yield key, value
+    return Rope(d, theta, window, tuple(inv_freq.tolist()), a)
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
@@ -759,14 +646,11 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
             f"max_position_embeddings must be an integer, got {window!r}",
             hint="write the model's context length in tokens into config.json",
         )
-    if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
-        scaled = parameters["factor"] * parameters[ORIGINAL]
-        return max(window, int(min(scaled, 2 * MAX_NUMBER)))
-    if parameters.get("rope_type") == "linear":
-        return (
-            stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None))
-            or window
-        )
+    kind, factor = parameters.get("rope_type"), parameters.get("factor", 0.0)
+    if kind in ("yarn", "longrope") and factor:
+        return max(window, int(min(factor * parameters[ORIGINAL], 2 * MAX_NUMBER)))
+    if kind == "linear":
+        return stated_window(window, factor, getattr(config, SEQUENCE, 0)) or window
     return dual_chunk_original(config) or window
 
 
@@ -859,7 +743,7 @@ class StatedRope(ABC):
         if self.original is None:
             return None
         stated = self.stated_rope.original_max_position_embeddings
-        window = _in_tokens("original", self.original, stated)
+        window = relative_length(self.original, stated)
         if window == stated:
             return None
         if self.stated_rope.is_scaled:
@@ -880,7 +764,7 @@ class StatedRope(ABC):
                 f"{argument('to')} is missing",
                 hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
             )
-        target = _in_tokens("to", to, self.reach)
+        target = relative_length(to, self.reach)
         if target <= self.reach:
             raise RopepatchError(
                 f"{name} already covers {self.reach} tokens; nothing to extend to {target}",
@@ -888,17 +772,6 @@ class StatedRope(ABC):
                 f"{argument('original')} states that it was trained on less",
             )
         return target
-
-
-def _in_tokens(name: str, length: Length, stated: int) -> int:
-    """Return the length in tokens that the argument ``name`` gives, also for a multiple of the stated one."""
-    try:
-        return relative_length(length, stated)
-    except RopepatchError as error:
-        raise RopepatchError(
-            f"{argument(name)} must be a number of tokens, got {shown(length)}",
-            hint=error.hint,
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -970,14 +843,18 @@ class Config(StatedRope):
     def text(self) -> PreTrainedConfig:
         """The configuration of the language model; for text-only models the whole."""
         config = text_config(self.whole)
-        check_rope_types(config)
+        try:
+            json.dumps(getattr(config, "rope_parameters", None), allow_nan=False)
+        except ValueError as error:
+            message = "rope_parameters contain a number that is not finite"
+            raise RopepatchError(message, hint="fix config.json") from error
         return config
 
     @cached_property
     def section(self) -> str | None:
         """The key of the language model's part of config.json; None for the top level."""
         name = self.stand_in.section if self.stand_in else part_of(self.whole)
-        return name if isinstance(self.raw.get(name or ""), dict) else None
+        return name if name and isinstance(self.raw.get(name), dict) else None
 
     @property
     def is_part(self) -> bool:
@@ -987,8 +864,7 @@ class Config(StatedRope):
     @cached_property
     def stated(self) -> dict[str, Any]:
         """The language model's part of config.json."""
-        part: dict[str, Any] = self.raw[self.section] if self.section else self.raw
-        return part
+        return dict(self.raw[self.section]) if self.section else self.raw
 
     def held(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the current values of some keys, where set, and `rope_parameters`."""
@@ -1027,9 +903,8 @@ class Config(StatedRope):
     @cached_property
     def rotates_partly(self) -> bool:
         """Whether some dimensions of each head do not rotate."""
-        return self.rope.rotary_dim < self.head_dim or hasattr(
-            self.text, "qk_nope_head_dim"
-        )
+        is_partial = self.rope.rotary_dim < self.head_dim
+        return is_partial or hasattr(self.text, "qk_nope_head_dim")
 
     @cached_property
     def is_quantised(self) -> bool:
@@ -1063,10 +938,8 @@ class Config(StatedRope):
 
     def check_generates(self) -> None:
         """Raise a `RopepatchError` for a model that generates no text by itself."""
-        reason = self.unloaded
-        if not reason and not generates(self.whole):
-            reason = f"{self.loader} has no language model head"
-        if reason:
+        if self.unloaded or not generates(self.whole):
+            reason = self.unloaded or f"{self.loader} has no language model head"
             raise RopepatchError(
                 f"{reason}: ropepatch measures and trains what generates text",
                 hint="plan, extend and doctor take it",
@@ -1122,13 +995,8 @@ class Config(StatedRope):
         No rope type can express a further scaling of these, so YaRN is applied to L with a larger factor.
         """
         stated = self.rope_parameters
-        if (
-            stated.get("mscale_all_dim")
-            and stated["rope_type"] == "yarn"
-            and self.model_type in TIED
-        ):
-            return stated
-        return None
+        is_yarn = stated.get("rope_type") == "yarn" and stated.get("mscale_all_dim")
+        return stated if is_yarn and self.model_type in TIED else None
 
     @cached_property
     def frequencies(self) -> Frequencies:
@@ -1144,11 +1012,13 @@ class Config(StatedRope):
     def other_frequencies(self) -> dict[str, list[float]]:
         """The other frequencies and attention factors: of unscaled layer types, and up to a switch."""
         others: dict[str, list[float]] = {}
-        scaled = self.layer_type
-        layers = self.text.rope_parameters.keys() - {scaled} if scaled else set[str]()
-        for kind in sorted(layers.intersection(getattr(self.text, "layer_types", ()))):
-            table = stock_table(self.text, replace(self.site, layer_type=kind))
-            others[kind] = [*table.inv_freq.tolist(), table.attention_factor]
+        if scaled := self.layer_type:
+            layers = self.text.rope_parameters.keys() & self.text.layer_types
+            for kind in sorted(layers - {scaled}):
+                inv_freq, a = stock_table(
+                    self.text, replace(self.site, layer_type=kind)
+                )
+                others[kind] = [*inv_freq.tolist(), a]
         if switches(self.rope_parameters):
             others[UP_TO_SWITCH] = stock_table(self.text, self.site).inv_freq.tolist()
         return others

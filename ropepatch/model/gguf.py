@@ -34,6 +34,11 @@ from ropepatch.settings import Length
 LLAMA_CPP = "b11434"  # the version whose source was read
 FREQS = "rope_freqs.weight"
 FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+# By architecture
+TABLES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(GGUF_FREQS, (FREQS,)),
+    **dict.fromkeys(GGUF_FACTORS, FACTORS),
+}
 CLOSE = 1e-6  # numbers of the file are float32
 
 
@@ -63,27 +68,19 @@ class GgufRope:
 
     def frequencies(self, rotary_dim: int) -> Frequencies:
         """Compute the frequencies as llama.cpp does."""
-        pairs = np.arange(rotary_dim // 2)
-        inv_freq = self.base ** (-2 * pairs / rotary_dim) / np.array(
-            self.divisors or 1.0
-        )
-        slow = inv_freq / (1.0 if self.kind == "none" else self.factor)
-        if self.kind != "yarn":
-            return Frequencies(
-                torch.tensor(slow, dtype=torch.float32, device="cpu"), self.attn_factor
+        pairs, a = np.arange(rotary_dim // 2), self.attn_factor
+        fast = self.base ** (-2 * pairs / rotary_dim) / np.array(self.divisors or 1.0)
+        inv_freq = fast / (1.0 if self.kind == "none" else self.factor)
+        if self.kind == "yarn":
+            low, high = (
+                pair_turning(beta, rotary_dim, self.base, self.original)
+                for beta in self.betas
             )
-        low, high = (
-            pair_turning(beta, rotary_dim, self.base, self.original)
-            for beta in self.betas
-        )
-        low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
-        ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
-        blended = torch.tensor(
-            inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32, device="cpu"
-        )
-        return Frequencies(
-            blended, self.attn_factor * yarn_temperature(max(1.0, self.factor))
-        )
+            low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
+            ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
+            inv_freq = fast * (1 - ramp) + inv_freq * ramp
+            a *= yarn_temperature(max(1.0, self.factor))
+        return Frequencies(torch.tensor(inv_freq, dtype=torch.float32, device="cpu"), a)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +96,7 @@ class GgufModel(StatedRope):
         sliding_window: The sliding window in tokens; 0 if there is none.
         has_local_base: Whether sliding-window layers have a base of their own.
         original: The original context length that the user gave instead.
-        converted: The checkpoint's file; None if it was not converted yet.
+        file: The `GgufFile`; None of a checkpoint that was not converted yet.
     """
 
     name: str
@@ -110,7 +107,7 @@ class GgufModel(StatedRope):
     sliding_window: int = 0
     has_local_base: bool = False
     original: Length | None = None
-    converted: GgufFile | None = None
+    file: Any = None
     revision = None
     file_name = "GGUF"
     layer_type = None
@@ -133,32 +130,24 @@ class GgufModel(StatedRope):
         rope = _stated(file, architecture, rotary_dim)
         length = file.get(f"{architecture}.context_length")
         if rope.kind != "none":
-            trained = file.get(
-                f"{architecture}.rope.scaling.original_context_length", 0
-            )
-            length = max(length, round(rope.factor * trained))
+            key = f"{architecture}.rope.scaling.original_context_length"
+            length = max(length, round(rope.factor * file.get(key, 0)))
         return cls(
             name=str(file.path),
             architecture=architecture,
             rotary_dim=rotary_dim,
             length=length,
             gguf_rope=rope,
-            sliding_window=int(file.get(f"{architecture}.attention.sliding_window", 0)),
+            sliding_window=file.get(f"{architecture}.attention.sliding_window", 0),
             has_local_base=f"{architecture}.rope.freq_base_swa" in file.fields,
             original=original,
-            converted=file,
+            file=file,
         )
 
     @property
     def config(self) -> GgufModel:
         """The model itself: a GGUF file contains its configuration."""
         return self
-
-    @property
-    def file(self) -> GgufFile:
-        """The file, if it was converted."""
-        assert self.converted is not None
-        return self.converted
 
     @property
     def model_type(self) -> str:
@@ -174,9 +163,8 @@ class GgufModel(StatedRope):
         """Return the current values of some metadata and tensors, where set."""
         fields, tensors = self.file.fields, self.file.tensors
         values = {key: fields[key].contents() for key in keys if key in fields}
-        return values | {
-            key: tensors[key].data.tolist() for key in keys if key in tensors
-        }
+        tables = {key: tensors[key].data.tolist() for key in keys if key in tensors}
+        return values | tables
 
     def key(self, name: str) -> str:
         """Return the full name of a key."""
@@ -198,23 +186,17 @@ class GgufModel(StatedRope):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the divisor tensors that the architecture supports."""
-        return tables_of(self.architecture)
+        """The names of the divisor tensors that llama.cpp reads in the architecture."""
+        return TABLES.get(self.architecture, ())
 
     @cached_property
     def stated_rope(self) -> Rope:
         """The RoPE parameters of the file."""
-        stated = self.gguf_rope
-        now = stated.frequencies(self.rotary_dim)
-        if same_frequencies(GgufRope(stated.base).frequencies(self.rotary_dim), now):
-            return Rope(self.rotary_dim, stated.base, self.length)
-        return Rope(
-            self.rotary_dim,
-            stated.base,
-            self.length,
-            now.inv_freq.tolist(),
-            now.attention_factor,
-        )
+        d, base = self.rotary_dim, self.gguf_rope.base
+        now = self.gguf_rope.frequencies(d)
+        if same_frequencies(GgufRope(base).frequencies(d), now):
+            return Rope(d, base, self.length)
+        return Rope(d, base, self.length, now.inv_freq.tolist(), now.attention_factor)
 
     def candidates(
         self, scaling: Scaling, by_options: bool = False
@@ -274,13 +256,12 @@ class GgufModel(StatedRope):
             return None
         wanted = scaling.frequencies(self.rope)
         for candidate in self.candidates(scaling, by_options):
-            if self._changes_others(candidate):
-                continue
-            if same_frequencies(candidate.frequencies(self.rotary_dim), wanted):
+            computed = candidate.frequencies(self.rotary_dim)
+            if same_frequencies(computed, wanted) and not self._changes(candidate):
                 return candidate
         return None
 
-    def _changes_others(self, rope: GgufRope) -> bool:
+    def _changes(self, rope: GgufRope) -> bool:
         """Return whether parameters would change more than the RoPE of global layers."""
         stated = self.gguf_rope
         if self.keeps_original and rope.original != stated.original:
@@ -291,13 +272,6 @@ class GgufModel(StatedRope):
         if self.architecture in GGUF_SHARED_FACTOR:
             return rope.attn_factor != stated.attn_factor
         return is_rebased and not self.has_local_base
-
-
-def tables_of(architecture: str) -> tuple[str, ...]:
-    """Return the names of the divisor tensors that llama.cpp reads in an architecture."""
-    if architecture in GGUF_FACTORS:
-        return FACTORS
-    return (FREQS,) if architecture in GGUF_FREQS else ()
 
 
 def _architecture(file: GgufFile) -> str:
@@ -321,8 +295,8 @@ def _rotary_dim(file: GgufFile, architecture: str) -> int:
     size = file.get(f"{architecture}.rope.dimension_count", 0)
     size = size or file.get(f"{architecture}.attention.key_length", 0)
     if size == 0:
-        heads = max(1, file.get(f"{architecture}.attention.head_count"))
-        size = file.get(f"{architecture}.embedding_length") // heads
+        hidden = file.get(f"{architecture}.embedding_length")
+        size = hidden // max(1, file.get(f"{architecture}.attention.head_count"))
     if not 0 < size <= 4096 or size % 2:
         raise RopepatchError(
             f"{file.path}: {size} dimensions rotate, expected an even number to 4096"
@@ -334,25 +308,18 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     """Return the RoPE parameters of a file."""
     get, scaling = file.get, f"{architecture}.rope.scaling"
     kind = get(f"{scaling}.type", "linear")
-    factor = (
-        get(f"{scaling}.factor", 0.0)
-        or get(f"{architecture}.rope.scale_linear", 0.0)
-        or 1.0
-    )
-    original = get(f"{scaling}.original_context_length", 0) or get(
-        f"{architecture}.context_length"
-    )
+    old_factor = get(f"{architecture}.rope.scale_linear", 0.0)
+    factor = get(f"{scaling}.factor", 0.0) or old_factor or 1.0
+    length = get(f"{architecture}.context_length")
+    original = get(f"{scaling}.original_context_length", 0) or length
     base = get(f"{architecture}.rope.freq_base", 10000.0)
     attn_factor = get(f"{scaling}.attn_factor", 1.0)
     # `_architecture` refuses one where it means something else
     multiplier = get(f"{scaling}.yarn_log_multiplier", 0.0)
-    betas = BETAS
+    betas = fast, slow = BETAS
     if architecture in GGUF_YARN_KEYS:
-        fast, slow = BETAS
-        betas = (
-            get(f"{scaling}.yarn_beta_fast", fast),
-            get(f"{scaling}.yarn_beta_slow", slow),
-        )
+        fast = get(f"{scaling}.yarn_beta_fast", fast)
+        betas = fast, get(f"{scaling}.yarn_beta_slow", slow)
     numbers = factor, attn_factor, float(original), base - 1, *betas, 1 + multiplier
     is_known = kind in ("none", "linear", "yarn", "longrope")
     if not is_known or not all(0 < number < math.inf for number in numbers):
@@ -361,19 +328,17 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
             f"attn_factor {attn_factor:g}, freq_base {plain(base)}",
             hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
         )
-    names = tables_of(architecture)
+    names = TABLES.get(architecture, ())
     if kind == "longrope" and names:
         names = FACTORS
     tables = [file.tensors[name].data for name in names if name in file.tensors]
-    if any(
-        table.shape != (rotary_dim // 2,) or not (table > 0).all() for table in tables
-    ):
+    pairs = rotary_dim // 2
+    if any(table.shape != (pairs,) or not (table > 0).all() for table in tables):
         raise RopepatchError(
-            f"{file.path}: {names[0]} must hold {rotary_dim // 2} positive numbers"
+            f"{file.path}: {names[0]} must hold {pairs} positive numbers"
         )
     switches = not all(np.array_equal(table, tables[0]) for table in tables)
-    is_within = original < get(f"{architecture}.context_length")
-    if switches and (factor != 1 or kind == "yarn" or not is_within):
+    if switches and (factor != 1 or kind == "yarn" or original >= length):
         raise RopepatchError(
             f"{file.path} divides its frequencies by other numbers beyond {original} tokens (longrope)",
             hint="extend the checkpoint with another method and convert that",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,17 +25,13 @@ if TYPE_CHECKING:
 PART = re.compile(
     r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE
 )
-# Metadata of split files only
-OF_PARTS = (
-    "split.no",
-    "split.count",
-    "split.tensors.count",
-)
-# Which the package adds
-OF_READER = (
+UNWRITTEN = (  # metadata that the reader adds, and those of split files
     "GGUF.version",
     "GGUF.tensor_count",
     "GGUF.kv_count",
+    "split.no",
+    "split.count",
+    "split.tensors.count",
 )
 AGAIN = "download or convert it again; a split one needs all of its parts in one folder"
 Keys = Mapping[str, int | float | str | None]  # metadata to write; None drops a key
@@ -61,29 +57,14 @@ class GgufFile:
         Raises:
             RopepatchError: If one is missing, damaged, truncated or big-endian.
         """
-        split = PART.fullmatch(path.name)
-        count = int(split["count"]) if split else 1
-        names = (
-            [f"{split['name']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
-            if split
-            else []
-        )
-        found = cls(
-            path, tuple(map(_reader, map(path.with_name, names or [path.name])))
-        )
-        for number, part in enumerate(found.parts):
-            here = cls(path.with_name(names[number]) if split else path, (part,))
-            if (here.get("split.no", 0), here.get("split.count", 1)) != (number, count):
-                raise RopepatchError(
-                    f"{here.path} says that it is part {here.get('split.no', 0) + 1} of "
-                    f"{here.get('split.count', 1)}, its name that it is {number + 1} of {count}",
-                    hint="give the parts the names that they came with",
-                )
-        held, stated = (
-            sum(len(part.tensors) for part in found.parts),
-            found.get("split.tensors.count", 0),
-        )
-        if not held or stated not in (0, held) or len(found.tensors) != held:
+        names = [path.name]
+        if split := PART.fullmatch(path.name):
+            name, count = split["name"], int(split["count"])
+            names = [f"{name}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+        found = cls(path, tuple(_reader(path.with_name(name)) for name in names))
+        held = sum(len(part.tensors) for part in found.parts)
+        stated = found.get("split.tensors.count", held)
+        if not held or stated != held or len(found.tensors) != held:
             raise RopepatchError(
                 f"{path} holds {held} tensors, expected {stated or 'some'}", hint=AGAIN
             )
@@ -92,10 +73,8 @@ class GgufFile:
     @cached_property
     def fields(self) -> dict[str, ReaderField]:
         """The metadata by key, without those about parts."""
-        fields = self.parts[0].fields.items()
-        return {
-            key: field for key, field in fields if key not in (*OF_READER, *OF_PARTS)
-        }
+        fields = self.parts[0].fields
+        return {key: fields[key] for key in fields if key not in UNWRITTEN}
 
     @cached_property
     def tensors(self) -> dict[str, ReaderTensor]:
@@ -123,9 +102,8 @@ class GgufFile:
         field = self.parts[0].fields.get(key)
         if field is None and default is not None:
             return default
-        value = None
-        if field is not None and field.types[0].name != "ARRAY":
-            value = field.contents()
+        is_scalar = field and field.types[0].name != "ARRAY"
+        value = field.contents() if field and is_scalar else None
         kinds: Any = (int, float) if kind is float else kind
         if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
             raise RopepatchError(
@@ -150,38 +128,33 @@ class GgufFile:
         written: dict[str, Any] = {
             key: _packed(field) for key, field in self.fields.items()
         } | dict(keys)
+        written.pop("general.architecture", None)  # the writer adds this itself
         for key, value in written.items():
-            # The writer adds this itself
-            if value is not None and key != "general.architecture":
-                kind = (
-                    self.fields[key].types[0]
-                    if isinstance(value, bytes)
-                    else kinds[type(value)]
-                )
+            if value is not None:
+                kind = kinds.get(type(value)) or self.fields[key].types[0]
                 writer.add_key_value(key, value, kind)
-        kept = [one for one in self.tensors.values() if one.name not in tensors]
-        data = [
-            (name, table, GGMLQuantizationType.F32)
+        data = {
+            name: (table, GGMLQuantizationType.F32)
             for name, table in tensors.items()
             if table is not None
-        ]
-        data += [(one.name, one.data, one.tensor_type) for one in kept]
-        for name, table, stored_as in data:
+        }
+        for name, one in self.tensors.items():
+            if name not in tensors:
+                data[name] = one.data, one.tensor_type
+        for name, (table, stored_as) in data.items():
             writer.add_tensor_info(
                 name, table.shape, table.dtype, table.nbytes, stored_as
             )
-        try:
+        with closing(writer):
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            done, total = 0, sum(table.nbytes for _, table, _ in data)
-            for _, table, _ in data:
+            done, total = 0, sum(table.nbytes for table, _ in data.values())
+            for table, _ in data.values():
                 writer.write_tensor_data(table)
                 done += table.nbytes
                 if progress:
                     progress(done, total)
-        finally:
-            writer.close()
 
     def check_copy(self, written: GgufFile, keys: Keys, tensors: Tensors) -> None:
         """Raise a `RopepatchError` unless a copy equals this file, except for these keys and tensors."""
@@ -203,24 +176,8 @@ class GgufFile:
                 wrong.append(name)
         if wrong:
             raise RopepatchError(
-                f"{sorted(wrong)[0]} differs from what was written",
+                f"{min(wrong)} differs from what was written",
                 hint="the copy was deleted; check the disk, and report the version of gguf",
-            )
-
-
-def check_numbers(keys: Keys) -> None:
-    """Raise a `RopepatchError` for a number that its key cannot hold: 32 bits, whole or floating-point."""
-    for key, value in keys.items():
-        fits = True
-        if isinstance(value, int):
-            fits = 0 <= value < 2**32
-        elif isinstance(value, float):
-            stored = abs(float(np.float32(value)))
-            fits = value == 0 or float(np.finfo(np.float32).tiny) <= stored < np.inf
-        if not fits:
-            raise RopepatchError(
-                f"a GGUF file holds {key} in 32 bits, got {value}",
-                hint="choose another target or parameter",
             )
 
 
@@ -289,8 +246,6 @@ def _reader(path: Path) -> GGUFReader:
                     found: tuple[Any, ...] = super()._get_field_parts(
                         orig_offs, raw_type
                     )
-                    if found[1][-1].nbytes == 0 and raw_type != GGUFValueType.STRING:
-                        raise ValueError("it ends within its metadata")
                     return found
                 kind, count = struct.unpack_from("<IQ", self.data.data, orig_offs)
                 end = orig_offs + 12
@@ -298,18 +253,10 @@ def _reader(path: Path) -> GGUFReader:
                     for _ in range(count):
                         end += 8 + struct.unpack_from("<Q", self.data.data, end)[0]
                 else:
-                    end += (
-                        count
-                        * np.dtype(self.gguf_scalar_to_np[GGUFValueType(kind)]).itemsize
-                    )
-                if end > self.data.nbytes:
-                    raise ValueError("it ends within its metadata")
-                return (
-                    end - orig_offs,
-                    [self.data[orig_offs:end]],
-                    [0],
-                    [GGUFValueType.ARRAY],
-                )
+                    scalar = self.gguf_scalar_to_np[GGUFValueType(kind)]
+                    end += count * np.dtype(scalar).itemsize
+                data = [self.data[orig_offs:end]]
+                return end - orig_offs, data, [0], [GGUFValueType.ARRAY]
 
         reader = Reader(path)
         end = 0
@@ -335,10 +282,8 @@ def _writer(path: Path, architecture: str) -> GGUFWriter:
             add_vtype: bool,
             sub_type: GGUFValueType | None = None,
         ) -> bytes:
-            return (
-                val
-                if isinstance(val, bytes)
-                else super()._pack_val(val, vtype, add_vtype, sub_type)
-            )
+            if isinstance(val, bytes):
+                return val
+            return super()._pack_val(val, vtype, add_vtype, sub_type)
 
     return Writer(path, architecture)

@@ -48,13 +48,11 @@ def decoder_of(model: PreTrainedModel) -> nn.Module | None:
     # Any: wrappers such as PEFT's pass keywords on
     if not any(map(gives_positions, model.modules())):
         return None
-    decoder = getattr(model, "get_decoder", lambda: None)()
+    decoder: nn.Module | None = getattr(model, "get_decoder", lambda: None)()
     # Llama 4 returns the whole model, with its head; in Gemma 4 the decoder accepts logits_to_keep itself.
-    return (
-        getattr(decoder, "model", decoder)
-        if decoder and gives_positions(decoder)
-        else decoder
-    )
+    if decoder and gives_positions(decoder) and hasattr(decoder, "model"):
+        return decoder.get_submodule("model")
+    return decoder
 
 
 def gives_positions(module: nn.Module) -> bool:
@@ -83,10 +81,9 @@ def cache_keyword(model: nn.Module) -> str | None:
     """
     for module in model.modules():  # wrappers such as PEFT's pass keywords on
         taken = inspect.signature(module.forward).parameters
-        if name := next(
-            (name for name in ("cache", "past_key_values") if name in taken), None
-        ):
-            return name
+        for name in ("cache", "past_key_values"):
+            if name in taken:
+                return name
     return None
 
 
@@ -130,7 +127,6 @@ def decoded_once(
     outputs: list[Any] = []
     states: list[Tensor] = []
 
-    @functools.wraps(forward)
     def decode_once(*args: Any, **kwargs: Any) -> Any:
         outputs.append(outputs[0] if outputs else forward(*args, **kwargs))
         output = outputs[-1]
@@ -169,20 +165,15 @@ def find_linear_head(
         inputs: The inputs of the forward pass, with `input_ids` [1, T].
     """
     output: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    parts = [] if output is None else output.modules()
-    for part in parts:
-        if not isinstance(part, nn.Linear):
-            continue
+    for part in output.modules() if output else ():
         # Not a quantised one
         is_plain = type(part).forward is nn.Linear.forward
-        if is_plain and _returns_logits(part, model, inputs):
+        if isinstance(part, nn.Linear) and is_plain and _is_last(part, model, inputs):
             return part
     return None
 
 
-def _returns_logits(
-    layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any]
-) -> bool:
+def _is_last(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
     shapes = []
 
     def mark(hidden: Tensor) -> Tensor:
@@ -192,28 +183,18 @@ def _returns_logits(
     with shadowed(layer, mark):
         try:
             logits = model(use_cache=False, **inputs).logits
-        except (
-            IndexError,
-            RuntimeError,
-        ):  # from a model that processes its logits further
+        except (IndexError, RuntimeError):  # the model processes its logits further
             return False
-    return (
-        shapes == [inputs["input_ids"].shape]
-        and logits.ndim == 0
-        and logits.item() == MARK
-    )
+    is_marked = logits.ndim == 0 and logits.item() == MARK
+    return is_marked and shapes == [inputs["input_ids"].shape]
 
 
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the forward of one module within the block; its hooks still run."""
-    # Before: set by accelerate
-    before, usual = (
-        vars(module).get("forward"),
-        module.forward,
-    )
+    before = vars(module).get("forward")  # set by accelerate
 
-    @functools.wraps(usual)
+    @functools.wraps(module.forward)
     def replaced(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
@@ -221,9 +202,8 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del module.forward
-        else:
+        del module.forward
+        if before is not None:
             module.forward = before
 
 

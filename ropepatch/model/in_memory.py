@@ -23,6 +23,7 @@ from ropepatch.model.config import (
     text_config,
 )
 from ropepatch.model.rotary import RotarySubstitute, base_model
+from ropepatch.settings import shown
 
 SAME = 1e-5  # relative: devices differ by 1e-7, and 16 bits round by 1e-4 and more
 NEAR = 2**-7  # relative, for a frequency rounded to 16 bits, even twice
@@ -52,20 +53,24 @@ def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list
     for path, module in base.named_modules():
         if isinstance(module, RotarySubstitute) or not holds_frequencies(module):
             continue
-        is_alone = len(ropes) == 1 and path in ropes
-        config = _config_of(module, stated, is_alone=is_alone)
+        config = getattr(module, "config", None)
+        # One of several may have a changed copy, e.g. for layers with another base
+        if [*ropes] == [path] and type(config) in (type(stated), type(None)):
+            config = stated
         for name, kind, states in _states(module, config):
             held = _read(module, name)
             if held is None or any(_is_same(held, state) for state in states):
                 continue
-            rounded = _rounding(held, states, config)
-            if rounded is None:
+            radians = _rounding(held, states)
+            if radians is None:
                 raise RopepatchError(
-                    f"the RoPE in memory is not the config's: {path}.{name} is {_shown(held)}; "
-                    f"the config ({kind}) computes {_shown(states[0])}",
+                    f"the RoPE in memory is not the config's: {path}.{name} is {shown(held.tolist())}; "
+                    f"the config ({kind}) computes {shown(states[0].tolist())}",
                     hint=RELOAD,
                 )
-            roundings.append(f"{path}.{name} is rounded to {rounded}")
+            window = getattr(config, "max_position_embeddings", 1)
+            off = f"{radians * window:.2g} radians off at {window} tokens"
+            roundings.append(f"{path}.{name} is rounded, {off}")
     return roundings
 
 
@@ -93,15 +98,6 @@ def reset_dynamic(model: nn.Module) -> None:
                 setattr(module, f"{prefix}max_seq_len_cached", length)
 
 
-def _config_of(module: nn.Module, stated: PreTrainedConfig, *, is_alone: bool) -> Any:
-    """Return the configuration of a rotary module: the language model's if it has only this one.
-
-    One of several may have a changed copy, e.g. for layers with another base.
-    """
-    own = getattr(module, "config", None)
-    return stated if is_alone and type(own) in (type(stated), type(None)) else own
-
-
 def _states(module: Any, config: Any) -> Iterator[tuple[str, str, list[Tensor]]]:
     """Yield the values that a rotary module uses: their name, the rope type, and what they may be.
 
@@ -116,16 +112,17 @@ def _states(module: Any, config: Any) -> Iterator[tuple[str, str, list[Tensor]]]
     layers = kinds if isinstance(kinds, dict) else {None: kinds}
     for layer, kind in layers.items():
         prefix, kind = "" if layer is None else f"{layer}_", kind or "default"
-        for name in ("inv_freq", "original_inv_freq", "attention_scaling"):
+        names = ["inv_freq", "attention_scaling"]
+        if kind in ("longrope", "dynamic"):  # static RoPE never uses these
+            names.append("original_inv_freq")
+        for name in names:
             value = getattr(fresh, f"{prefix}{name}", None)
             if value is None:
                 continue
             states = [torch.as_tensor(value)]
             if name == "inv_freq":
                 states += _later_states(module, config, layer, kind)
-            # Static RoPE never uses the original frequencies
-            if name != "original_inv_freq" or kind in ("longrope", "dynamic"):
-                yield f"{prefix}{name}", kind, states
+            yield f"{prefix}{name}", kind, states
 
 
 def _read(module: Any, name: str) -> Tensor | None:
@@ -133,12 +130,12 @@ def _read(module: Any, name: str) -> Tensor | None:
     value = getattr(module, name, None)
     if value is None:
         return None
-    held = torch.as_tensor(value)
-    placements = getattr(held, "placements", ())  # of a DTensor
-    if held.is_meta or not all(place.is_replicate() for place in placements):
-        return None
-    replicated: Any = held
-    return (replicated.to_local() if placements else held).detach().float().cpu()
+    held: Any = torch.as_tensor(value)
+    if placements := getattr(held, "placements", ()):  # of a DTensor
+        if not all(place.is_replicate() for place in placements):
+            return None
+        held = held.to_local()
+    return None if held.is_meta else held.detach().float().cpu()
 
 
 def _later_states(
@@ -172,24 +169,11 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=SAME, atol=1e-30)
 
 
-def _rounding(values: Tensor, states: list[Tensor], config: Any) -> str | None:
-    """Return the 16-bit dtype to which one of the right tables was rounded, with the error; else None."""
-    window = getattr(config, "max_position_embeddings", None) or 1
+def _rounding(values: Tensor, states: list[Tensor]) -> float | None:
+    """Return the largest error of values that may be a right table, rounded to 16 bits; else None."""
     for exact in states:
-        for kind in (torch.bfloat16, torch.float16):
-            if values.shape != exact.shape or not values.any():
-                continue
-            near = torch.allclose(values, exact.to(kind).float(), rtol=NEAR, atol=LEAST)
-            if near and torch.equal(values, values.to(kind).float()):
-                radians = float((values - exact).abs().max()) * window
-                name = str(kind).removeprefix("torch.")
-                return f"{name}, {radians:.2g} radians off at {window} tokens"
+        if values.shape != exact.shape:
+            continue
+        if torch.allclose(values, exact.float(), rtol=NEAR, atol=LEAST):
+            return float((values - exact).abs().max())
     return None
-
-
-def _shown(values: Tensor) -> str:
-    """Format a number, or the first values of a table and their count."""
-    numbers = [f"{one:.6g}" for one in values.flatten()[:4].tolist()]
-    if not values.ndim:
-        return numbers[0]
-    return f"[{', '.join(numbers)}, ... {values.numel()} frequencies]"

@@ -8,24 +8,20 @@ parameters: forward pass over 256 and 512 tokens 0.55 and 0.31; training step on
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import psutil
 import torch
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-LARGE = 10**9  # parameters above which a CPU is slow
 AMPERE = 8, 0  # the first compute capability with units for bfloat16
-UNKNOWN = 4 << 30  # available bytes if the system does not report them
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # Of torch.cpu: whether it has AMX, or AVX512_BF16
 UNITS = "_is_amx_tile_supported", "_is_avx512_bf16_supported"
@@ -69,13 +65,11 @@ def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
     False if float32 would need more than half of the machine's memory.
     """
     on_cpu = torch.device(device).type == "cpu"
-    if (
-        not on_cpu
-        or model.dtype != torch.bfloat16
-        or getattr(model, "hf_quantizer", None) is not None
-    ):
+    is_quantised = getattr(model, "hf_quantizer", None) is not None
+    if not on_cpu or model.dtype != torch.bfloat16 or is_quantised:
         return False
-    return 8 * num_parameters(model) <= memory_of(device) and fastest(device) == FLOAT32
+    fits = 8 * model.num_parameters() <= memory_of(device)
+    return fits and fastest(device) == FLOAT32
 
 
 def placed(
@@ -99,50 +93,28 @@ def placed(
     return there
 
 
-def describe_placement(model: PreTrainedModel) -> list[str]:
-    """Describe a model's device and dtype, with a warning if it will be slow."""
+def describe_placement(model: PreTrainedModel) -> str:
+    """Describe a model's device and dtype."""
     dtype = str(model.dtype).removeprefix("torch.")
     devices = getattr(model, "hf_device_map", None) or {"": model.device}
     places = ", ".join(dict.fromkeys(map(str, devices.values())))
-    lines = [f"on {places}, {dtype}"]
-    size = num_parameters(model)
-    if places == "cpu" and size >= LARGE:
-        lines.append(
-            f"warning: {size / 1e9:.1f} billion parameters run on the CPU, which is slow"
-        )
-    return lines
-
-
-def num_parameters(model: PreTrainedModel) -> int:
-    """Count the parameters of a model."""
-    return sum(weight.numel() for weight in model.parameters())
+    return f"on {places}, {dtype}"
 
 
 def memory_of(device: str | torch.device) -> int:
-    """Return a device's memory in bytes, for the CPU within container limits; 0 if unknown."""
+    """Return a device's memory in bytes, for the CPU within container limits."""
     # Apple's GPUs share the CPU's memory
-    if torch.device(device).type in (
-        "cuda",
-        "xpu",
-    ):
-        return int(
-            torch.get_device_module(device).get_device_properties(device).total_memory
-        )
-    return min([_physical_bytes(), *(limit for limit, _ in _limits())])
+    if torch.device(device).type in ("cuda", "xpu"):
+        properties = torch.get_device_module(device).get_device_properties(device)
+        return int(properties.total_memory)
+    total: int = psutil.virtual_memory().total
+    return min([total, *(limit for limit, _ in _limits())])
 
 
 def available_bytes() -> int:
-    """Return the bytes that this process can allocate without swapping; 4 GiB if unknown."""
-    free = 1024 * _numbers(PROC / "meminfo").get("MemAvailable", 0)
-    machine = free or _physical_bytes() // 2 or UNKNOWN
+    """Return the bytes that this process can allocate without swapping."""
+    machine: int = psutil.virtual_memory().available
     return min([machine, *(max(0, limit - used) for limit, used in _limits())])
-
-
-def _physical_bytes() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 def _limits() -> Iterator[tuple[int, int]]:
@@ -162,12 +134,9 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 def _numbers(file: Path) -> dict[str, int]:
     """Parse the lines `name number` of a kernel file; a number without a name has the key ""."""
-    try:
-        found = re.findall(
-            r"^(\S*?):?\s*(\d+)(?: kB)?$", file.read_text(), re.MULTILINE
-        )
-    except OSError:
+    if not file.exists():
         return {}
+    found = re.findall(r"^(\S*?)\s*(\d+)$", file.read_text(), re.MULTILINE)
     return {name: int(number) for name, number in found}
 
 

@@ -198,11 +198,6 @@ def base_model(model: nn.Module) -> PreTrainedModel:
 def is_stock(model: nn.Module) -> bool:
     """Return whether all classes of a model are transformers', so that its checkpoint needs no code."""
     base = base_model(model)
-    # skip classes that torch derives, as fully_shard does
-    first = next(
-        kind for kind in type(base).__mro__ if not kind.__module__.startswith("torch.")
-    )
-    return all(
-        kind.__module__.startswith("transformers.")
-        for kind in (first, type(base.config))
-    )
+    kinds = *type(base).__mro__, type(base.config)
+    known = "transformers.", "torch.", "builtins"  # torch derives one in fully_shard
+    return all(kind.__module__.startswith(known) for kind in kinds)

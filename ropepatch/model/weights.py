@@ -5,39 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
-from ropepatch.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+SHARD = re.compile(r"[^/\\]+\.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
 COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
 FINGERPRINT_SAMPLE = 1 << 20
 MISFIT = "put config.json and the weights of the same checkpoint together"
-# The last two are for buffers
-UNQUANTISED = {
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-    "BOOL",
-    "I64",
-}
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 
@@ -61,18 +53,6 @@ class TensorEntry:
     num_bytes: int
 
 
-class Index(Settings, extra="ignore"):
-    """The content of an index.
-
-    Args:
-        weight_map: The file of each tensor, beside the index.
-        metadata: Free-form values.
-    """
-
-    weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/\\]+\.safetensors$")]]
-    metadata: dict[str, Any] | None = None
-
-
 @dataclass(frozen=True)
 class Weights:
     """The headers of weight files.
@@ -93,11 +73,6 @@ class Weights:
         return {name: entry.shape for name, entry in self.tensors.items()}
 
     @property
-    def quantised(self) -> bool:
-        """Whether any tensor has less than 16 bits, or is packed."""
-        return not {entry.dtype for entry in self.tensors.values()} <= UNQUANTISED
-
-    @property
     def num_bytes(self) -> int:
         """The total size of all files."""
         return sum(file.stat().st_size for file in self.files)
@@ -116,16 +91,13 @@ def read_headers(folder: Path) -> Weights:
         return read_header(folder / SINGLE)
     if sets:
         return _indexed(folder / INDEX)
+    message = f"no weights in {folder}"
+    hint = f"expected {SINGLE}, or {INDEX} with its files"
     for name in PICKLES:
         if (folder / name).exists():
-            raise RopepatchError(
-                f"{folder} holds its weights as a pickle ({name}), which can run code when it is loaded",
-                hint="where you trust it, load model and tokenizer with transformers and save_pretrained both",
-            )
-    raise RopepatchError(
-        f"no weights in {folder}",
-        hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not supported",
-    )
+            message = f"{folder} holds its weights as a pickle ({name}), which can run code when it is loaded"
+            hint = "where you trust it, load model and tokenizer with transformers and save_pretrained both"
+    raise RopepatchError(message, hint=hint)
 
 
 def weight_sets(folder: Path) -> list[str]:
@@ -134,40 +106,23 @@ def weight_sets(folder: Path) -> list[str]:
 
 
 def _indexed(index: Path) -> Weights:
-    content = read_json(index)
-    try:
-        shard_of = Index.model_validate(content).weight_map
-    except RopepatchError as error:
-        hint = "copy the index again from where the checkpoint came from"
-        raise RopepatchError(f"{index}: {error}", hint=hint) from error
+    shard_of: Any = read_json(index).get("weight_map")
+    names: list[Any] = list(shard_of.values()) if isinstance(shard_of, dict) else [None]
+    if not all(isinstance(name, str) and SHARD.fullmatch(name) for name in names):
+        raise RopepatchError(
+            f"weight_map of {index} must name a safetensors file beside it for each tensor",
+            hint="copy the index again from where the checkpoint came from",
+        )
     shards = {
-        name: read_header(index.with_name(name)).tensors
-        for name in sorted(set(shard_of.values()))
+        name: read_header(index.with_name(name)).tensors for name in sorted({*names})
     }
-    for tensor, name in shard_of.items():
-        if tensor not in shards[name]:
-            raise RopepatchError(
-                f"{INDEX} places {tensor} in {name}, which does not hold it",
-                hint="the index and the files come from different checkpoints: copy both again",
-            )
-    tensors: dict[str, TensorEntry] = {}
-    for shard in shards.values():
-        for tensor, entry in shard.items():
-            if tensor in tensors and _content(tensors[tensor]) != _content(entry):
-                first, second = tensors[tensor].file.name, entry.file.name
-                raise RopepatchError(
-                    f"{tensor} is in {first} and in {second}, with other content; {INDEX} names "
-                    f"{shard_of.get(tensor)}, transformers loads {second}",
-                    hint="keep the file with the right one, and write the other without it",
-                )
-            tensors[tensor] = entry
+    tensors = dict(ChainMap(*reversed(shards.values())))  # transformers loads the last
+    if absent := shard_of.keys() - tensors.keys():
+        raise RopepatchError(
+            f"{INDEX} names {min(absent)}, which is in no file",
+            hint="the index and the files come from different checkpoints: copy both again",
+        )
     return Weights((index, *(index.with_name(name) for name in shards)), tensors)
-
-
-def _content(entry: TensorEntry) -> tuple[str, tuple[int, ...], bytes]:
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        return entry.dtype, entry.shape, file.read(entry.num_bytes)
 
 
 def read_header(file: Path) -> Weights:
@@ -182,15 +137,10 @@ def read_header(file: Path) -> Weights:
         with file.open("rb") as opened, safe_open(file, framework="np"):
             begin = 8 + int.from_bytes(opened.read(8), "little")
             content: dict[str, Any] = json.loads(opened.read(begin - 8))
-    except FileNotFoundError:
-        message = f"{file.name} is missing from {file.parent}"
-        raise RopepatchError(
-            message, hint="download the checkpoint again; every shard is needed"
-        ) from None
     except OSError as error:
         raise RopepatchError(
             f"cannot read {file}: {error.strerror or error}",
-            hint="make the file readable, or check the disk",
+            hint="download it again, make it readable, or check the disk",
         ) from error
     except SafetensorError as error:
         message = f"{file.name} is truncated or damaged: {error}"
@@ -224,32 +174,19 @@ def fingerprint(weights: Weights) -> str:
 
 def checksums(weights: Weights) -> dict[str, str]:
     """Compute the sha256 of every weight file, by name."""
+    names = [file.name for file in weights.files]
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
-        sums = list(pool.map(sha256, weights.files))
-    return {
-        file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)
-    }
+        return dict(zip(names, pool.map(sha256, weights.files), strict=True))
 
 
 def changed(weights: Weights, sums: Mapping[str, str]) -> list[str]:
     """Return the weight files whose sha256 differs from the recorded one."""
-    return [
-        name
-        for name, checksum in checksums(weights).items()
-        if sums.get(name) != checksum
-    ]
+    now = checksums(weights)
+    return [name for name in now if sums.get(name) != now[name]]
 
 
 def sha256(file: Path) -> str:
-    """Compute the sha256 of a file, cached until it changes."""
-    status = file.stat()
-    return _sha256(
-        file.resolve(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-    )
-
-
-@lru_cache(maxsize=4096)
-def _sha256(file: Path, *state: int) -> str:
+    """Compute the sha256 of a file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -262,7 +199,7 @@ def clone_files(
     progress: Progress | None,
     changes: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({}),
 ) -> None:
-    """Copy files into a folder: by hard link, else as a copy-on-write clone, else byte by byte.
+    """Copy files into a folder, or make hard links.
 
     A file with tensors in ``changes`` is rewritten.
 
@@ -274,15 +211,14 @@ def clone_files(
     for file in files:
         # A file in the Hub's cache is a link to a blob
         origin, target = file.resolve(), folder / file.name
-        ours: dict[str, Callable[[Tensor], Tensor]] = {}
-        if changes and file.suffix == ".safetensors":
-            header = read_header(file)
-            ours = {name: changes[name] for name in changes.keys() & header.tensors}
-        if ours:
-            _rewrite(origin, target, ours, header.metadata)
+        is_weights = changes and file.suffix == ".safetensors"
+        header = read_header(file) if is_weights else Weights((), {})
+        if ours := changes.keys() & header.tensors:
+            kept = {name: changes[name] for name in ours}
+            _rewrite(origin, target, kept, header.metadata)
         elif link:
             _hard_link(origin, target)
-        elif not _reflink(origin, target):
+        else:
             for copied in _copy(origin, target):
                 if progress:
                     progress(done + copied, total)
@@ -319,23 +255,15 @@ def _hard_link(origin: Path, target: Path) -> None:
         ) from error
 
 
-def _reflink(origin: Path, target: Path) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return False
-    ficlone = 0x40049409  # linux/fs.h: share the blocks until either file is modified
-    with origin.open("rb") as source, target.open("wb") as clone:
-        try:
-            fcntl.ioctl(clone.fileno(), ficlone, source.fileno())
-        except OSError:
-            return False
-    return True
-
-
 def _copy(origin: Path, target: Path) -> Iterator[int]:
     copied = 0
     with origin.open("rb") as source, target.open("wb") as copy:
+        files = source.fileno(), copy.fileno()
+        # Where the file system can, the blocks are shared until either file is modified
+        with suppress(AttributeError, OSError):  # not on Linux, or not between these
+            while count := os.copy_file_range(*files, COPY_BLOCK):
+                copied += count
+                yield copied
         while block := source.read(COPY_BLOCK):
             copied += copy.write(block)
             yield copied

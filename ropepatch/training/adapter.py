@@ -22,7 +22,7 @@ from ropepatch.extension.patching import plan_of_record, put
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint
 from ropepatch.model.config import stock_code
-from ropepatch.model.precision import best_device, num_parameters
+from ropepatch.model.precision import best_device
 from ropepatch.model.weights import read_header
 from ropepatch.training.recipe import Lora
 
@@ -100,7 +100,7 @@ class Weights:
         for part in model.modules():
             if isinstance(part, nn.Linear) and part is not head:
                 linear += part.weight.numel()
-        whole = num_parameters(model)
+        whole = model.num_parameters()
         # PEFT initialises the adapter at random.
         with torch.random.fork_rng(devices=[]):
             parameters = list(trainable(model, lora).parameters())

@@ -111,7 +111,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     (
         "EXTEND",
         config(rope_parameters={"rope_type": "wavy", "rope_theta": 1e4}),
-        "unknown rope_type 'wavy' in config.json",
+        "config.json: transformers has no rope_type 'wavy'",
     ),
     (
         "extend src --to 256 --out {long}",

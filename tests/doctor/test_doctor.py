@@ -74,12 +74,12 @@ def test_changed_or_missing_remapping_code_is_an_error(template, tmp_path):
     out = ropepatch.extend(
         ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out"
     ).folder
-    assert [one.code for one in diagnose(out).findings] == ["needs-ropepatch"]
+    assert [one.code for one in diagnose(out).findings] == ["not-in-transformers"]
     code = next(out.glob("*.py"))
     code.write_text(code.read_text() + "\nimport os\n")
     assert [one.code for one in diagnose(out).findings] == [
         "remapping-code-changed",
-        "needs-ropepatch",
+        "not-in-transformers",
     ]
     code.unlink()
     assert diagnose(out, measure=False).has_errors
@@ -165,9 +165,7 @@ def test_a_repair_rejects_existing_or_inner_folders_and_outward_links(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(
-    tmp_path, run_here
-):
+def test_doctor_exits_with_1_for_errors_only(tmp_path, run_here):
     behind = write(tmp_path / "warning", LLAMA_3_1, model_max_length=4096)
     assert run_here("doctor", behind, "--no-measure").returncode == 0
     contradicting = write(
@@ -179,12 +177,6 @@ def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(
     assert lines[:2] == [
         "error: keys-contradict",
         "  where   config.json original_max_position_embeddings = 4096",
-    ]
-    assert [line.split()[0] for line in lines[2:]] == [
-        "problem",
-        "why",
-        "remedy",
-        "thread",
     ]
 
 
@@ -205,9 +197,7 @@ def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here
     assert tokenizer["model_max_length"] == 40960
 
 
-def test_doctor_without_findings_prints_the_checked_files_and_makes_no_copy(
-    tmp_path, run_here
-):
+def test_doctor_without_findings_makes_no_copy(tmp_path, run_here):
     result = run_here("doctor", "tiny", "--no-measure", "--fix", tmp_path / "out")
     assert (result.returncode, result.stdout.splitlines()[0]) == (
         0,

@@ -9,11 +9,10 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from checkpoint_folders import WINDOW, edit_json
+from checkpoint_folders import edit_json
 from tiny_models import tiny_model
 
 import ropepatch
-from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, repair
 from ropepatch.model.weights import fingerprint, read_headers
 
@@ -21,7 +20,6 @@ from ropepatch.model.weights import fingerprint, read_headers
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 INDEX = "model.safetensors.index.json"
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
 
 
 @pytest.fixture
@@ -32,24 +30,6 @@ def folder(template, tmp_path) -> Path:
 @pytest.fixture
 def sharded(shards, tmp_path) -> Path:
     return Path(shutil.copytree(shards, tmp_path / "model"))
-
-
-def scaled(folder: Path, **changes: object) -> Path:
-    """The checkpoint with YaRN to 256 tokens in both generations of keys."""
-    older = YARN | {"type": "yarn"} | changes
-    ropes = {
-        "rope_parameters": YARN | {"rope_theta": 10000.0} | changes,
-        "rope_scaling": older,
-    }
-    edit_json(
-        folder / "config.json",
-        max_position_embeddings=4 * WINDOW,
-        rope_theta=10000.0,
-        **ropes,
-    )
-    edit_json(folder / "tokenizer_config.json", model_max_length=4 * WINDOW)
-    edit_json(folder / "generation_config.json", max_length=4 * WINDOW)
-    return folder
 
 
 def codes(folder: Path, *, measure: bool = False) -> list[str]:
@@ -71,24 +51,6 @@ def placed(folder: Path, change) -> None:
     edit_json(folder / INDEX, weight_map=change(index(folder)))
 
 
-def misplaced(places: dict[str, str]) -> dict[str, str]:
-    first, *_, last = places
-    return places | {first: places[last], last: places[first]}
-
-
-def second_content(folder: Path) -> None:
-    """Put a tensor of the first file into the last one as well, as zeros."""
-    last = max(folder.glob("model-*"))
-    name = next(
-        name for name, file in index(folder).items() if file.startswith("model-00001")
-    )
-    tensors = safetensors.torch.load_file(folder / index(folder)[name])
-    others = safetensors.torch.load_file(last)
-    safetensors.torch.save_file(
-        others | {name: torch.zeros_like(tensors[name])}, last, {"format": "pt"}
-    )
-
-
 def other_index(content: str):
     return lambda folder: (folder / INDEX).write_text(content)
 
@@ -96,11 +58,6 @@ def other_index(content: str):
 @pytest.mark.parametrize(
     ("damage", "code", "problem"),
     [
-        (
-            lambda folder: placed(folder, misplaced),
-            "weights-unreadable",
-            "which does not hold it",
-        ),
         (
             lambda folder: placed(folder, lambda places: dict([*places.items()][1:])),
             "weights-misfit",
@@ -113,22 +70,12 @@ def other_index(content: str):
             "weights-unreadable",
             "model.ghost",
         ),
-        (
-            second_content,
-            "weights-unreadable",
-            "model-00001-of-00004.safetensors and in model-00004-of",
-        ),
         (other_index("{"), "weights-unreadable", "cannot read"),
-        (
-            lambda folder: edit_json(folder / INDEX, metadata="x"),
-            "weights-unreadable",
-            "metadata must",
-        ),
-        (other_index("{}"), "weights-unreadable", "needs weight_map"),
+        (other_index("{}"), "weights-unreadable", "weight_map of"),
         (
             other_index('{"weight_map": {"lm_head.weight": 3}}'),
             "weights-unreadable",
-            "a valid string, got 3",
+            "weight_map of",
         ),
         (
             lambda folder: (folder / INDEX).unlink(),
@@ -162,12 +109,9 @@ def other_index(content: str):
         ),
     ],
     ids=[
-        "misplaced",
         "a tensor missing from the index",
         "a tensor in no file",
-        "a tensor in two files",
         "invalid JSON",
-        "metadata that is no object",
         "needs weight_map",
         "a name that is a number",
         "no index",
@@ -187,12 +131,10 @@ def test_incomplete_or_mismatched_weights_are_one_unfixable_error(
     assert problem in finding.problem
 
 
-def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(
-    sharded, template
-):
+def test_a_second_set_of_weights_is_a_warning(sharded, template):
     """Errors of the ignored set are not reported."""
     shutil.copy(template / "model.safetensors", sharded)
-    placed(sharded, misplaced)
+    placed(sharded, lambda places: places | {"model.ghost": min(places.values())})
     (finding,) = diagnose(sharded).findings
     assert (finding.code, finding.severity, finding.file) == (
         "weights-twice",
@@ -218,10 +160,9 @@ def test_classifiers_rerankers_and_embedding_models_are_sound(kind, tmp_path):
     assert "weights-misfit" in codes(tmp_path / "model")
 
 
-@pytest.mark.parametrize("experts", [2, 8])
-def test_a_wrong_number_of_experts_is_an_error(experts, tmp_path):
+def test_a_wrong_number_of_experts_is_an_error(tmp_path):
     tiny_model("mixtral").save_pretrained(tmp_path)
-    edit_json(tmp_path / "config.json", num_local_experts=experts)
+    edit_json(tmp_path / "config.json", num_local_experts=8)
     assert codes(tmp_path) == ["weights-misfit"]
 
 
@@ -235,10 +176,9 @@ def test_extend_warns_of_weights_that_the_model_does_not_use(folder, tmp_path, c
     assert "does not use 1 of the weights, for instance v_head.weight" in caplog.text
 
 
-@pytest.mark.parametrize("count", [1, 100_000])
-def test_missing_shards_or_too_long_names_are_one_short_finding(sharded, count):
-    names = [f"{'x' * 5000 if count == 1 else n}.safetensors" for n in range(count)]
-    placed(sharded, lambda places: places | dict(zip(names, names, strict=True)))
+def test_a_too_long_shard_name_is_one_short_finding(sharded):
+    name = f"{'x' * 5000}.safetensors"
+    placed(sharded, lambda places: places | {name: name})
     diagnosis = diagnose(sharded, measure=False)
     assert [one.code for one in diagnosis.findings] == ["weights-unreadable"]
     assert len(str(diagnosis)) < 3000
@@ -282,8 +222,7 @@ def test_linked_weights_are_checked_and_a_repair_copies_them(folder, tmp_path):
     )
     (folder / "model.safetensors").symlink_to(weights)
     assert codes(folder) == []
-    scaled(folder)
-    edit_json(folder / "tokenizer_config.json", model_max_length=64)
+    edit_json(folder / "tokenizer_config.json", model_max_length=16)
     out = repair(diagnose(folder, measure=False), tmp_path / "out")
     assert not (out / "model.safetensors").is_symlink()
     assert (out / "model.safetensors").read_bytes() == weights.read_bytes()
@@ -358,9 +297,3 @@ def test_invalid_frequencies_in_an_adapter_record_count_as_another_rope(
 ):
     edit_json(adapter / "ropepatch.json", inv_freq=inv_freq)
     assert codes(adapter) == ["adapter-base-lacks-rope"]
-
-
-def test_an_adapter_whose_config_is_damaged_raises_an_error(adapter):
-    (adapter / "adapter_config.json").write_text("[")
-    with pytest.raises(RopepatchError):
-        diagnose(adapter)

@@ -166,5 +166,5 @@ def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
 
 def test_doctor_reports_a_swapped_encoding_as_a_remark(saved):
     (finding,) = (one for one in diagnose(saved).findings if one.key == "model_type")
-    assert (finding.code, finding.severity) == ("needs-ropepatch", "remark")
+    assert (finding.code, finding.severity) == ("not-in-transformers", "remark")
     assert "ropepatch.load" in finding.remedy

@@ -99,16 +99,6 @@ def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
         )
 
 
-def test_without_checkpointing_every_layer_is_held():
-    one, six = (
-        LlamaConfig(**LLAMA_SIZES | {"num_hidden_layers": layers}) for layers in (1, 6)
-    )
-    logits, how = 12 * 256 * 1024, {"tokens": 256, "itemsize": 2, "stream": 2}
-    layer = step_bytes(one, **how, recomputed=False) - logits
-    assert step_bytes(six, **how, recomputed=False) - logits == 6 * layer
-    assert step_bytes(six, **how, recomputed=True) - logits == layer + 2 * 256 * 128 * 6
-
-
 TINY = {
     "vocab_size": 16,
     "hidden_size": 32,

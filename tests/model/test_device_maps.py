@@ -30,11 +30,9 @@ def spread():
         yield load_checkpoint(Checkpoint(TINY), None, places)
 
 
-def test_layers_on_several_devices_give_the_same_losses_and_passkey_results(
-    spread, tiny
-):
+def test_layers_on_several_devices_give_the_same_results(spread, tiny):
     model, tokenizer = tiny
-    assert describe_placement(spread) == ["on cpu, disk, float32"]
+    assert describe_placement(spread) == "on cpu, disk, float32"
     assert spread.model.layers[0].self_attn.q_proj.weight.is_meta
     for method in (None, "yarn"):
         curves = []

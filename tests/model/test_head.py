@@ -47,7 +47,7 @@ def test_warnings_of_transformers_are_hidden_in_this_thread_only(heard):
     assert logging.getLogger("transformers").level == level
 
 
-def test_too_little_memory_is_not_called_a_mistake_in_config_json():
+def test_too_little_memory_is_no_mistake_in_config_json():
     with pytest.raises(RuntimeError, match="Cannot allocate"), stock_code("load it"):
         raise RuntimeError(
             "unable to mmap 269060552 bytes from file: Cannot allocate memory (12)"
@@ -63,19 +63,13 @@ def test_the_kv_cache_has_one_name_in_input_and_output(wrapped):
     ids = torch.arange(3, 11)[None]
     with torch.no_grad():
         run = incremental_forward(model)
-        pieces = torch.cat(
-            [run(piece).logits for piece in ids.split([5, 1, 2], dim=1)], 1
-        )
+        outputs = [run(piece) for piece in ids.split([5, 1, 2], dim=1)]
+        pieces = torch.cat([output.logits for output in outputs], 1)
         assert torch.allclose(pieces, stock(ids, use_cache=False).logits, atol=1e-5)
-        first = model(input_ids=ids[:, :5], use_cache=True)
-        then = model(input_ids=ids[:, 5:], use_cache=True, **{keyword: first[keyword]})
-        assert first[keyword].get_seq_length() == 8
-        assert torch.allclose(
-            then.logits, stock(ids, use_cache=False).logits[:, 5:], atol=1e-5
-        )
+        assert outputs[-1][keyword].get_seq_length() == 8
 
 
-def test_a_model_without_a_kv_cache_has_no_keyword_for_it():
+def test_a_model_without_a_kv_cache_is_refused():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     assert cache_keyword(model) is None
     with pytest.raises(RopepatchError, match="Sequential takes no key-value cache"):

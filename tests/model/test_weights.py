@@ -1,7 +1,5 @@
 """Checks of weight files by their headers and indexes."""
 
-import errno
-import hashlib
 import json
 import os
 import struct
@@ -15,14 +13,11 @@ from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.files import check_space
 from ropepatch.model import weights as weights_module
 from ropepatch.model.weights import (
     INDEX,
     SINGLE,
     Weights,
-    changed,
-    checksums,
     clone_files,
     fingerprint,
     read_headers,
@@ -88,12 +83,7 @@ def test_a_terabyte_of_weights_is_checked_by_its_header(tmp_path):
     with (tmp_path / SINGLE).open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
-    weights = read_headers(tmp_path)
-    assert weights.shapes == {"w": (size,)}
-    with pytest.raises(
-        RopepatchError, match=r"needs 1099\.512 GB"
-    ):  # the copy is not sparse
-        check_space("the copy", tmp_path, weights.num_bytes, hint="")
+    assert read_headers(tmp_path).shapes == {"w": (size,)}
 
 
 # Errors
@@ -115,36 +105,13 @@ def test_an_index_with_a_file_outside_its_folder_is_rejected(sharded, name):
     edit_json(
         sharded / INDEX, weight_map=index["weight_map"] | {"model.norm.weight": name}
     )
-    assert "weight_map['model.norm.weight'] must" in refusal(sharded)
-
-
-def test_weights_only_as_pickle_are_rejected_with_the_reason(single):
-    name = "pytorch_model.bin"
-    (single / SINGLE).rename(single / name)
-    assert f"as a pickle ({name}), which can run code" in refusal(single)
-
-
-def test_weights_without_read_permission_are_not_reported_as_missing(
-    single, monkeypatch
-):
-    """The error is simulated, since root may read anything."""
-    opened = Path.open
-
-    def closed(path: Path, *words, **options):
-        if path.name == SINGLE:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return opened(path, *words, **options)
-
-    monkeypatch.setattr(Path, "open", closed)
-    assert refusal(single) == f"cannot read {single / SINGLE}: Permission denied"
+    assert "weight_map of" in refusal(sharded)
 
 
 # Two sets of weights
 
 
-def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extended(
-    both, tmp_path
-):
+def test_of_two_sets_the_one_that_transformers_loads_is_extended(both, tmp_path):
     """modeling_utils.py of transformers 5.4 to 5.24, _get_resolved_checkpoint_files."""
     loaded, weights = stock_weights(both), read_headers(both)
     assert weights.files == (both / SINGLE,)
@@ -165,13 +132,15 @@ def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extende
 # Copies
 
 
-def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch):
+@pytest.mark.parametrize("clones", [True, False])
+def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch, clones):
     monkeypatch.setattr(weights_module, "COPY_BLOCK", 1000)
     files = tuple(tmp_path / f"{name}.safetensors" for name in "ab")
     for file in files:
         save_file({"w": torch.arange(3333, dtype=torch.uint8)}, file)
     (tmp_path / "copy").mkdir()
-    monkeypatch.setattr(weights_module, "_reflink", lambda origin, target: False)
+    if not clones:
+        monkeypatch.delattr(os, "copy_file_range")
     clone_files(
         files,
         tmp_path / "copy",
@@ -184,7 +153,7 @@ def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch):
     )
 
 
-def test_the_fingerprint_depends_on_first_middle_and_last_bytes_length_and_name(
+def test_the_fingerprint_depends_on_bytes_length_and_name(
     tmp_path,
 ):
     """The files are longer than one sample."""
@@ -206,17 +175,3 @@ def test_the_fingerprint_depends_on_first_middle_and_last_bytes_length_and_name(
     prints.append(print_of(bytes(size), "other.safetensors"))
     assert print_of(bytes(size)) == prints[0]
     assert len({*prints}) == 6
-
-
-def test_a_file_changed_in_place_has_another_checksum(tmp_path):
-    """Name, size and inode are the same."""
-    file = tmp_path / SINGLE
-    file.write_bytes(b"one")
-    first = checksums(Weights((file,), {}))
-    assert first == {SINGLE: hashlib.sha256(b"one").hexdigest()}
-    before = file.stat()
-    with file.open("r+b") as opened:
-        opened.write(b"two")
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert file.stat().st_ino == before.st_ino
-    assert changed(Weights((file,), {}), first) == [SINGLE]

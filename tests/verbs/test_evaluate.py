@@ -235,7 +235,7 @@ def test_invalid_outputs_and_options_raise_errors_before_any_measurement(
     (tmp_path / "s.yaml").write_text(
         "to: 1x\ntasks: [{task: perplexity}, {task: retrieval, haystacks: none}]\n"
     )
-    monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
+    monkeypatch.setattr("ropepatch.model.checkpoint.Checkpoint.load", None)
     before = sorted(tmp_path.rglob("*"))
     done = run_here(*words.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr

@@ -214,7 +214,7 @@ def test_a_dry_run_reports_the_error_of_the_call(
     save_file(tensors, "cut/model.safetensors")
     Path("both/adapter_config.json").write_text("{}")
     Path("model/key").write_text("hf_" + 34 * "a")
-    monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
+    monkeypatch.setattr("ropepatch.model.checkpoint.Checkpoint.load", None)
     options = {"model": "model", "to": 512, "say": lambda line: None} | options
     before = sorted(tmp_path.rglob("*"))
     verb = ropepatch.extend

@@ -104,7 +104,7 @@ def test_errors_in_python_name_arguments_of_the_function():
         ),
         (
             lambda model: ropepatch.evaluate("tiny", to=["4x"]),
-            "`to` must be a number of tokens",
+            "is not a length in tokens",
             "",
         ),
     ],
