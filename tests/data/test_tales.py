@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 import torch
-from tale_oracle import Assignments, Words
+from tale_oracle import Stories
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ropepatch.data.tiny.grammar import BOS, Sentence
+from ropepatch.data.tiny.grammar import BOS, KINDS, Sentence
 from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
@@ -65,16 +65,23 @@ def off(document, oracle):
     return (document.log_probs() - found).abs().max().item()
 
 
-def test_story_probabilities_equal_those_computed_from_the_words(narrator, tokenizer):
-    words = Words(tokenizer)
-    assert all(off(narrator.tale(300, seed), words) < EXACT for seed in range(4))
+def test_story_probabilities_equal_those_of_all_sentences_with_all_values(
+    narrator, tokenizer
+):
+    sentences = [
+        (form.replace("{subject}", subject), share, subject, kind.values)
+        for kind in KINDS
+        for share in [kind.share / len(kind.subjects) / len(kind.forms)]
+        for subject in kind.subjects
+        for form in kind.forms
+    ]
+    oracle = Stories(tokenizer, sentences)
+    assert all(off(narrator.tale(300, seed), oracle) < EXACT for seed in range(4))
 
 
-def test_probabilities_of_small_stories_equal_bayes_over_all_hidden_values(tokenizer):
+def test_probabilities_of_small_stories_equal_those_of_all_sentences(tokenizer):
     few = Narrator(tokenizer, FEW)
-    oracle = Assignments(
-        tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW]
-    )
+    oracle = Stories(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
     assert all(off(few.tale(70, seed), oracle) < EXACT for seed in range(3))
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from remapping_oracle import attending_by
-from transformers import PreTrainedModel
 
 Array = NDArray[np.float64]
 
@@ -35,15 +34,15 @@ class Case(NamedTuple):
     a: float = 1.0
 
     @property
-    def frequencies(self) -> Array:
+    def frequencies(self):
         return ladder(self.b, self.D) if self.theta is None else self.theta
 
 
-def ladder(b: float, width: int) -> Array:
+def ladder(b, width):
     return np.array([b ** (-2 * i / width) for i in range(width // 2)])
 
 
-def sinusoid(t: float, width: int, b: float = 10000.0) -> Array:
+def sinusoid(t, width, b=10000.0):
     angles = [t / b ** (2 * i / width) for i in range(width // 2)]
     return np.array([part(angle) for angle in angles for part in (math.sin, math.cos)])
 
@@ -51,24 +50,24 @@ def sinusoid(t: float, width: int, b: float = 10000.0) -> Array:
 # Absolute: the vector added to the embedding of the token at p, without a factor sqrt(C)
 
 
-def integer(c: Case, p: int) -> Array:
+def integer(c, p):
     return np.full(c.C, p / math.sqrt(c.C))
 
 
-def normalised(c: Case, p: int) -> Array:
+def normalised(c, p):
     return np.full(c.C, p / (c.parameters["length"] - 1) / math.sqrt(c.C))
 
 
-def binary(c: Case, p: int) -> Array:
+def binary(c, p):
     digits = [int(digit) for digit in reversed(f"{p:b}")]
     return np.array((digits + [0] * c.C)[: c.C]) / math.sqrt(c.C)
 
 
-def sinusoidal(c: Case, p: int) -> Array:
+def sinusoidal(c, p):
     return sinusoid(p, c.C, c.parameters["base"]) / math.sqrt(c.C)
 
 
-def learned(c: Case, p: int) -> Array:
+def learned(c, p):
     return c.weights["table"][p]
 
 
@@ -81,15 +80,15 @@ TABLES: dict[str, Callable[[Case, int], Array]] = {
 # Relative and rotary: the score of a pair
 
 
-def nope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def nope(c, h, q, m, k, n):
     return q @ k / math.sqrt(c.D)
 
 
-def drope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def drope(c, h, q, m, k, n):
     return c.parameters["temperature"] * nope(c, h, q, m, k, n)
 
 
-def shaw(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def shaw(c, h, q, m, k, n):
     return (
         q
         @ (k + c.weights["keys"][c.layer, min(m - n, c.parameters["clip"])])
@@ -97,17 +96,17 @@ def shaw(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
     )
 
 
-def transformer_xl(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def transformer_xl(c, h, q, m, k, n):
     r = c.weights["projection"][c.layer, h] @ sinusoid(m - n, c.C)
     u, v = c.weights["u"][h], c.weights["v"][h]
     return (q @ k + q @ r + u @ k + v @ r) / math.sqrt(c.D)
 
 
-def nezha(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def nezha(c, h, q, m, k, n):
     return q @ (k + sinusoid(n - m, c.D)) / math.sqrt(c.D)
 
 
-def bucket(distance: int, buckets: int, max_distance: int) -> int:
+def bucket(distance, buckets, max_distance):
     exact = buckets // 2
     if distance < exact:
         return distance
@@ -115,12 +114,12 @@ def bucket(distance: int, buckets: int, max_distance: int) -> int:
     return min(buckets - 1, exact + math.floor(share * (buckets - exact)))
 
 
-def t5(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def t5(c, h, q, m, k, n):
     row = bucket(m - n, c.parameters["buckets"], c.parameters["max_distance"])
     return nope(c, h, q, m, k, n) + c.weights["table"][row, h]
 
 
-def slope(h: int, heads: int) -> float:
+def slope(h, heads):
     power = 2 ** math.floor(math.log2(heads))
     return (
         2 ** (-8 * (h + 1) / power)
@@ -129,11 +128,11 @@ def slope(h: int, heads: int) -> float:
     )
 
 
-def alibi(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def alibi(c, h, q, m, k, n):
     return nope(c, h, q, m, k, n) - slope(h, c.heads) * (m - n)
 
 
-def product(q: Array, k: Array, angles: Array) -> float:
+def product(q, k, angles):
     """q . k where pair i of the first 2 len(angles) channels, (x_i, x_{i + len}), rotates by angle i."""
     pairs = len(angles)
     (z, w), turn = (
@@ -143,22 +142,22 @@ def product(q: Array, k: Array, angles: Array) -> float:
     return (z * w.conj() * turn).real.sum() + q[2 * pairs :] @ k[2 * pairs :]
 
 
-def rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def rope(c, h, q, m, k, n):
     return c.a**2 * product(q, k, (m - n) * c.frequencies) / math.sqrt(c.D)
 
 
-def partial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def partial(c, h, q, m, k, n):
     rotated = math.floor(c.parameters["share"] * c.D / 2) * 2
     return product(q, k, (m - n) * ladder(c.b, rotated)) / math.sqrt(c.D)
 
 
-def p_rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def p_rope(c, h, q, m, k, n):
     theta = c.frequencies.copy()
     theta[math.floor(c.parameters["share"] * c.D / 2) :] = 0
     return c.a**2 * product(q, k, (m - n) * theta) / math.sqrt(c.D)
 
 
-def place(p: int, grid: tuple[int, ...]) -> list[int]:
+def place(p, grid):
     """The coordinates of p on a grid that is filled row by row."""
     where = []
     for axis in range(len(grid)):
@@ -168,7 +167,7 @@ def place(p: int, grid: tuple[int, ...]) -> list[int]:
     return [*where, p]
 
 
-def axial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def axial(c, h, q, m, k, n):
     at, seen = place(m, c.parameters["grid"]), place(n, c.parameters["grid"])
     blocks = [
         (i - j) * ladder(c.b, c.D // len(at)) for i, j in zip(at, seen, strict=True)
@@ -176,20 +175,20 @@ def axial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
     return product(q, k, np.concatenate(blocks)) / math.sqrt(c.D)
 
 
-def xpos(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def xpos(c, h, q, m, k, n):
     gamma, tokens = c.parameters["gamma"], c.parameters["scale_base"]
     zeta = np.array([(2 * i / c.D + gamma) / (1 + gamma) for i in range(c.D // 2)] * 2)
     stretched, shrunk = q * zeta ** (m / tokens), k * zeta ** (-n / tokens)
     return c.a**2 * product(stretched, shrunk, (m - n) * c.frequencies) / math.sqrt(c.D)
 
 
-def nope_heads(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def nope_heads(c, h, q, m, k, n):
     rotated = round(c.parameters["rotated"] * c.key_value_heads)
     group = h // (c.heads // c.key_value_heads)
     return (rope if group < rotated else nope)(c, h, q, m, k, n)
 
 
-def nope_layers(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+def nope_layers(c, h, q, m, k, n):
     return (nope if (c.layer + 1) % c.parameters["every"] == 0 else rope)(
         c, h, q, m, k, n
     )
@@ -204,15 +203,13 @@ SCORES: dict[str, Callable[[Case, int, Array, int, Array, int], float]] = {
 }
 
 
-def value(name: str, c: Case, v: Array, m: int, n: int) -> Array:
+def value(name, c, v, m, n):
     if name == "shaw":
         return v + c.weights["values"][c.layer, min(m - n, c.parameters["clip"])]
     return v + sinusoid(n - m, c.D) if name == "nezha" else v
 
 
-def attention(
-    name: str, c: Case, q: Array, k: Array, v: Array, positions: Any
-) -> Array:
+def attention(name, c, q, k, v, positions):
     """Output [B, H, T, D] of causal attention of q [B, H, T, D] to k and v [B, K, T, D] at positions [B, T]."""
     score = nope if name in TABLES else SCORES[name]
     output = np.zeros(q.shape)
@@ -229,7 +226,7 @@ def attention(
     return output
 
 
-def by_formula(model: PreTrainedModel, name: str, c: Case, positions: Any) -> Any:
+def by_formula(model, name, c, positions):
     """Run a model with attention by the formula of an encoding within the block."""
     return attending_by(
         model,

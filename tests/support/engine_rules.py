@@ -39,24 +39,22 @@ class Reading:
 Rule = Callable[..., Reading | None]
 
 
-def head_dim(config: Config) -> int:
+def head_dim(config):
     return (
         config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     )
 
 
-def plain(theta: float, d: int) -> NDArray[np.float64]:
+def plain(theta, d):
     """The frequencies of a model without scaling."""
     return theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
 
 
-def dynamic_theta(
-    theta: float, d: int, factor: float, length: float, window: float
-) -> float:
+def dynamic_theta(theta, d, factor, length, window):
     return theta * (factor * length / window - (factor - 1)) ** (d / (d - 2))
 
 
-def llama3(theta: float, d: int, scaling: Config, window: float) -> NDArray[np.float64]:
+def llama3(theta, d, scaling, window):
     """The same in all engines: divided by factor up to `low` rotations within `window`, kept from `high` on.
 
     transformers modeling_rope_utils.py; vLLM and SGLang Llama3RotaryEmbedding; mlx-lm Llama3RoPE (which
@@ -70,13 +68,11 @@ def llama3(theta: float, d: int, scaling: Config, window: float) -> NDArray[np.f
     return (1 - keep) * inv_freq / scaling["factor"] + keep * inv_freq
 
 
-def yarn(
-    theta: float, d: int, scaling: Config, *, truncate: bool
-) -> NDArray[np.float64]:
+def yarn(theta, d, scaling, *, truncate):
     """The same in all engines except for `truncate`: a ramp over the index of the pair."""
     window = scaling["original_max_position_embeddings"]
 
-    def pair_turning(turns: float) -> float:
+    def pair_turning(turns):
         return d * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = (
@@ -90,12 +86,12 @@ def yarn(
     return plain(theta, d) * (interpolate / scaling["factor"] + 1 - interpolate)
 
 
-def by_yarn(factor: float, scale: float = 1.0) -> float:
+def by_yarn(factor, scale=1.0):
     """YaRN's attention factor, in transformers, vLLM, SGLang, llama.cpp and mlx-lm."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def by_longrope(reach: float, window: float) -> float:
+def by_longrope(reach, window):
     """LongRoPE's attention factor, in transformers, vLLM, SGLang and mlx-lm, where they derive it."""
     return (
         1.0
@@ -104,16 +100,14 @@ def by_longrope(reach: float, window: float) -> float:
     )
 
 
-def mscale_ratio(scaling: Config) -> float:
+def mscale_ratio(scaling):
     factor = scaling["factor"]
     return by_yarn(factor, scaling["mscale"]) / by_yarn(
         factor, scaling["mscale_all_dim"]
     )
 
 
-def alike(
-    kind: str, theta: float, d: int, scaling: Config
-) -> NDArray[np.float64] | None:
+def alike(kind, theta, d, scaling):
     """The frequencies of types that all engines compute alike; None for another type."""
     if kind == "llama3":
         return llama3(theta, d, scaling, scaling["original_max_position_embeddings"])
@@ -122,9 +116,7 @@ def alike(
     return None
 
 
-def transformers_4(
-    config: Config, length: int, served: int | None = None
-) -> Reading | None:
+def transformers_4(config, length, served=None):
     """transformers 4.57.6, modeling_rope_utils.py; it supports only `rope_theta` and `rope_scaling`.
 
     `dynamic` follows the sequence, from max_position_embeddings on; `longrope` takes the long list beyond
@@ -163,7 +155,7 @@ def transformers_4(
     return None
 
 
-def as_transformers_5(config: Config) -> Config:
+def as_transformers_5(config):
     """`rope_parameters` as transformers 5 gives them to vLLM, SGLang and llama.cpp's converter.
 
     transformers 5.19, modeling_rope_utils.py: `rope_scaling` replaces `rope_parameters`, a top-level
@@ -181,7 +173,7 @@ def as_transformers_5(config: Config) -> Config:
     return parameters
 
 
-def vllm(config: Config, length: int, served: int | None = None) -> Reading | None:
+def vllm(config, length, served=None):
     """vLLM 0.33.0: model_executor/layers/rotary_embedding/ and `_get_and_verify_max_len` in
     config/model.py.
 
@@ -240,7 +232,7 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
     return None
 
 
-def sglang(config: Config, length: int, served: int | None = None) -> Reading | None:
+def sglang(config, length, served=None):
     """SGLang 0.5.23: srt/layers/rotary_embedding/{factory,rope_variant,yarn}.py, `get_context_length`.
 
     It serves max_position_embeddings, times `factor` unless an original length stands beside it or the
@@ -286,7 +278,7 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
     return None
 
 
-def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading | None:
+def llama_cpp(config, length, served=None):
     """llama.cpp b11434: conversion/{base,llama}.py, src/llama-{context,model}.cpp, ggml-cpu/ops.cpp.
 
     The converter supports linear, yarn and, as the tensor rope_freqs, llama3; it marks a file as longrope
@@ -311,7 +303,7 @@ def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading
     return Reading(plain(theta, d), 1.0, reach)
 
 
-def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | None:
+def mlx_lm(config, length, served=None):
     """mlx-lm 0.32.2: models/{llama,rope_utils,base}.py; it supports only `rope_theta` and `rope_scaling`.
 
     `dynamic` follows the sequence. `yarn` ignores attention_factor and truncate: its factor is that of

@@ -13,8 +13,8 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
 
 Distance = Callable[[int, int], "Fraction | int | None"]
 
@@ -107,7 +107,7 @@ SMALL = {
 }
 
 
-def distances(distance: Distance, length: int) -> np.ndarray:
+def distances(distance, length):
     """All pairs [length, length], float64; NaN where the key is masked or later than the query."""
     table = np.full((length, length), np.nan)
     for m in range(length):
@@ -117,14 +117,7 @@ def distances(distance: Distance, length: int) -> np.ndarray:
     return table
 
 
-def attention(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    table: np.ndarray,
-    inv_freq: np.ndarray,
-    scaling: float,
-) -> np.ndarray:
+def attention(query, key, value, table, inv_freq, scaling):
     """The outputs of queries [B, H, T, D], with each key rotated relative to its query by the distance."""
     half = key.shape[-1] // 2
     heads = query.shape[1] // key.shape[1]
@@ -151,12 +144,12 @@ def attention(
 
 
 @contextmanager
-def attending_by(model: PreTrainedModel, attend: Callable[..., Tensor]):
+def attending_by(model, attend):
     """Run a model with unrotated queries and keys in a float64 attention function within the block."""
     rotary = model.model.rotary_emb
 
     class Still(nn.Module):
-        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x, position_ids):
             cos, sin = rotary(x, position_ids)
             return torch.ones_like(cos), torch.zeros_like(sin)
 
@@ -177,9 +170,7 @@ def attending_by(model: PreTrainedModel, attend: Callable[..., Tensor]):
         model.set_attn_implementation(before)
 
 
-def by_oracle(
-    model: PreTrainedModel, table: np.ndarray, scales: np.ndarray | float = 1.0
-):
+def by_oracle(model, table, scales=1.0):
     """Run a model with attention by a table of distances, pair by pair, within the block.
 
     The scores of each query are multiplied by its scale.

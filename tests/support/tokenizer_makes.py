@@ -23,23 +23,23 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ITEMS = [
-    item for kind in KINDS.values() for item in kind.draw(random.Random(0), kind.most)
-]
-TEXTS = [
-    " ".join([INTRO, PASSKEY.intro, *PASSKEY.filler, *THINGS, *PEOPLE]),
-    *(
-        " ".join([*item.needles, item.question, item.stem, item.answer])
-        for item in ITEMS
-    ),
-]
-NUMBERS = [
-    f" {number:03}" for number in range(0, 1000, 3)
-]  # so that some groups are one token, others two
+WORDS = " ".join([INTRO, PASSKEY.intro, *PASSKEY.filler, *THINGS, *PEOPLE])
+
+
+@functools.cache
+def texts() -> list[str]:
+    """Words of prompts, and every needle with its question."""
+    items = [
+        item
+        for kind in KINDS.values()
+        for item in kind.draw(random.Random(0), kind.most)
+    ]
+    asked = [(*item.needles, item.question, item.stem, item.answer) for item in items]
+    return [WORDS, *map(" ".join, asked)]
 
 
 def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE that is split at the regex."""
+    """A byte-level BPE that is split at the regex; some groups of digits are one token, others two."""
     raw = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(regex), "isolated")
     raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,14 +51,12 @@ def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
         special_tokens=[*dict.fromkeys(special.values())],
         show_progress=False,
     )
-    raw.train_from_iterator(TEXTS + NUMBERS, trainer)
+    numbers = [f" {number:03}" for number in range(0, 1000, 3)]
+    raw.train_from_iterator(texts() + numbers, trainer)
     raw.decoder = decoders.ByteLevel()
     if "bos_token" in special:
-        bos = processors.TemplateProcessing(
+        raw.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 0)]
-        )
-        raw.post_processor = processors.Sequence(
-            [processors.ByteLevel(trim_offsets=False), bos]
         )
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
@@ -82,12 +80,8 @@ def spanning() -> PreTrainedTokenizerFast:
 
 
 def single_bytes() -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(
-        models.BPE(
-            vocab={symbol: i for i, symbol in enumerate(["<s>", *alphabet])}, merges=[]
-        )
-    )
+    symbols = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    raw = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
     )
@@ -95,7 +89,7 @@ def single_bytes() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
 
 
-def sentencepiece() -> Tokenizer:
+def sentencepiece(*decoding: decoders.Decoder) -> Tokenizer:
     """A BPE with byte fallback for unknown characters, and one token per digit."""
     raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -105,14 +99,14 @@ def sentencepiece() -> Tokenizer:
         special_tokens=["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))],
         show_progress=False,
     )
-    raw.train_from_iterator(TEXTS[:1], trainer)
+    raw.train_from_iterator([WORDS], trainer)
+    raw.decoder = decoders.Sequence([*decoding])
     return raw
 
 
 def metaspace() -> PreTrainedTokenizerFast:
-    raw = sentencepiece()
-    raw.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
+    raw = sentencepiece(
+        decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw, bos_token="<s>", unk_token="<unk>"
@@ -120,19 +114,16 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 
 def llama2() -> PreTrainedTokenizerFast:
-    raw = sentencepiece()
+    raw = sentencepiece(
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    )
     raw.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     raw.pre_tokenizer = None
-    raw.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw, bos_token="<s>", unk_token="<unk>"
     )
@@ -147,29 +138,20 @@ def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
     trainer = trainers.WordLevelTrainer(
         vocab_size=2000, special_tokens=["<unk>"], show_progress=False
     )
-    words = [
-        " ".join(word for word in text.split() if not word.strip(".").isdigit())
-        for text in TEXTS
-    ]
-    raw.train_from_iterator([*words, "a", digits], trainer)
+    words = {word for text in texts() for word in text.split()}
+    known = [word for word in sorted(words) if not word.strip(".").isdigit()]
+    raw.train_from_iterator([*known, "a", digits], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
 
 
 def bundled() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(CHECKPOINT)
+    return AutoTokenizer.from_pretrained(TINY)
 
 
 TOKENIZERS = {
     build.__name__: functools.cache(build)
     for build in (
-        bundled,
-        llama3,
-        gpt2,
-        neox,
-        single_bytes,
-        metaspace,
-        llama2,
-        whole_words,
-        spanning,
+        *(bundled, llama3, gpt2, neox, single_bytes),
+        *(metaspace, llama2, whole_words, spanning),
     )
 }

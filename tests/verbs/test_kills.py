@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from killed_commands import Attack, attacks, attempt, kills_of, reference_of
-from killing import Kill
+from killing import Attack, Kill, attacks, attempt, kills_of, reference_of
 
 COMMANDS = ("extend", "train", "distil", "eval", "push")
 # Events that the seed may miss: a command killed there once left files that nothing removed.
@@ -25,13 +24,12 @@ def test_a_repeat_completes_a_killed_command(name, commands, tmp_path: Path):
     attack = commands[name]
     reference = reference_of(attack, tmp_path / "reference")
     last = [Kill(last_of(reference.events, event)) for event in LAST.get(name, ())]
-    torn = Kill(None, reference.largest // 2)
+    torn = Kill(torn=reference.largest // 2)
     for number, kill in enumerate([torn, *last, *kills_of(reference, 2, name)]):
-        assert attempt(attack, tmp_path / f"killed-{number}", reference, kill) == [], (
-            kill
-        )
+        place = tmp_path / f"killed-{number}"
+        assert attempt(attack, place, reference, kill) == {}, kill
 
 
-def last_of(events: tuple[str, ...], event: str) -> int:
+def last_of(events: list[str], event: str) -> int:
     """The number of the last of the events of that kind."""
     return max(number for number, seen in enumerate(events) if seen.startswith(event))
