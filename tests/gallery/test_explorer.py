@@ -23,8 +23,11 @@ from ropepatch.model.config import Config
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
+
+def expect(place):
+    return pytest.importorskip("playwright.sync_api").expect(place)
+
+
 TIMES = (1.5, 4, 32)  # the window
 SETTINGS = {  # beside the defaults
     "yarn": [

@@ -2,10 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ QUIET = [
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
+def chromium():
     """Start Chromium; skip the tests if it is missing, or fail in CI."""
     if not Path(PROGRAM).exists():
         missing = "no chromium: apt-get install chromium"
@@ -32,7 +30,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def violations(page: Any) -> str:
+def violations(page):
     """The accessibility violations that axe reports on a page."""
     from axe_playwright_python.sync_playwright import Axe
 

@@ -2,7 +2,6 @@
 
 import json
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-def tokenizer_of(by_bytes: bool) -> Tokenizer:
+def tokenizer_of(by_bytes):
     """A tokenizer with one token per byte, or one for each of the words `word0`, `word1`, ..."""
     first = ["<pad>", "<s>", "</s>"]
     symbols = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())[:120]]
@@ -40,9 +39,7 @@ def tokenizer_of(by_bytes: bool) -> Tokenizer:
     return raw
 
 
-def write_checkpoint(
-    folder: Path, *, by_bytes: bool = False, max_shard_size: str = "1GB", **fields: Any
-) -> Path:
+def write_checkpoint(folder, *, by_bytes=False, max_shard_size="1GB", **fields):
     """Save a seeded float32 LLaMA of 64 tokens and 8 rotary pairs, whose logits depend on positions."""
     model = tiny_model("llama", **({} if by_bytes else SMALL) | fields)
     window = model.generation_config.max_length = model.config.max_position_embeddings
@@ -57,7 +54,7 @@ def write_checkpoint(
     return folder
 
 
-def edit_json(path: Path, *, drop: tuple[str, ...] = (), **values: Any) -> None:
+def edit_json(path, *, drop=(), **values):
     """Replace or drop top-level keys of a JSON file."""
     content = {
         key: value
@@ -67,7 +64,7 @@ def edit_json(path: Path, *, drop: tuple[str, ...] = (), **values: Any) -> None:
     path.write_text(json.dumps(content | values))
 
 
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+def contents(folder):
     """Modification time and bytes of everything below a folder, by relative path."""
     return {
         str(path.relative_to(folder)): (
@@ -79,7 +76,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
+def largest_file(num_bytes):
     """Limit the size of files that this process writes, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
@@ -101,7 +98,7 @@ SWAPPED = RECORDS.pop(
 )  # the record of a swapped encoding, which has other keys
 
 
-def with_other_weights(folder: Path) -> None:
+def with_other_weights(folder):
     """Change the weights of a checkpoint."""
     file = folder / "model.safetensors"
     changed = {name: weight + 1 for name, weight in load_file(file).items()}

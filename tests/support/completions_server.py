@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import listening
-from engines import Engine
 
 Reply = tuple[int, bytes]
 
@@ -47,13 +44,12 @@ class Manners:
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
-def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
+def refusal(manners, body):
     """The error for an invalid request; None for a valid one."""
     if "logprobs" not in body:
         return None
-    if (body["logprobs"] is True) != (
-        manners.style == "mlx"
-    ):  # which requires true, and the number in another key
+    # mlx-lm requires true, and the number in another key
+    if (body["logprobs"] is True) != (manners.style == "mlx"):
         return 400, b'{"error": "logprobs of another type"}'
     everything = manners.most == 20 and manners.style == "chat"  # as llama.cpp lists
     if body.get("top_logprobs", body["logprobs"]) > manners.most and not everything:
@@ -63,9 +59,7 @@ def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
     return None
 
 
-def read(
-    manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
-) -> Reply:
+def read(manners, engine, tokenizer, body):
     if error := refusal(manners, body):
         return error
     prompt = body["prompt"]
@@ -80,13 +74,12 @@ def read(
         ids, [len(ids)], body.get("top_logprobs", body.get("logprobs", 1))
     )
     token = max(top, key=top.__getitem__)
-    text = tokenizer.decode([token])
 
-    def named(token: int) -> str:
+    def named(token):
         as_ids = manners.style == "ids" and body.get("return_tokens_as_token_ids")
         return f"token_id:{token}" if as_ids else tokenizer.decode([token])
 
-    logprobs: Any = None
+    logprobs = None
     if manners.style in ("chat", "mlx"):
         most = [
             {"id": number, "token": "?", "logprob": value}
@@ -102,32 +95,31 @@ def read(
             "token_logprobs": [top[token]],
             "top_logprobs": [{named(number): value for number, value in top.items()}],
         }
+    choice = {"text": tokenizer.decode([token]), "logprobs": logprobs}
     usage = {"prompt_tokens": count - manners.uncounted}
-    return 200, json.dumps(
-        {"choices": [{"text": text, "logprobs": logprobs}], "usage": usage}
-    ).encode()
+    return 200, json.dumps({"choices": [choice], "usage": usage}).encode()
 
 
-@contextmanager
-def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
-    """The address of a server that runs within the block."""
+def serving(engine, tokenizer, manners):
+    """A server that runs within a block, as its address."""
 
-    def answer(request: listening.Request) -> listening.Answer:
+    def answer(request):
         sent = json.loads(request.body() or "{}")
-        if (
-            manners.key
-            and request.headers.get("Authorization") != f"Bearer {manners.key}"
-        ):
-            return 401, {}, b"no key"
+        sent_key = request.headers.get("Authorization")
+        if manners.key and sent_key != f"Bearer {manners.key}":
+            return 401, b"no key"
         if manners.before:
             manners.before -= 1
-            return manners.reply[0], {}, manners.reply[1]
+            return manners.reply
         if request.command == "POST":
             manners.asked.append(sent)
-            status, content = read(manners, engine, tokenizer, sent)
-            return status, {}, content
-        listed = json.dumps({"data": [{"id": manners.model}]}).encode()
-        return (200, {}, listed) if request.path == "/v1/models" else (404, {}, b"none")
+            return read(manners, engine, tokenizer, sent)
+        if request.path == "/v1/models":
+            return 200, json.dumps({"data": [{"id": manners.model}]}).encode()
+        return 404, b"none"
 
-    with listening.serving(answer) as address:
-        yield address
+    def with_headers(request):
+        status, content = answer(request)
+        return status, {}, content
+
+    return listening.serving(with_headers)

@@ -6,7 +6,6 @@ factors are shortened, because no check uses them. Two more configs are of exten
 
 import json
 import random
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ VALUES: list[Any] = [
 ]
 
 
-def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(content, path=()):
     """Yield the JSON pointers of all values in a content."""
     yield path
     inner = content.items() if isinstance(content, dict) else ()
@@ -72,7 +71,7 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from places(value, (*path, key))
 
 
-def damaged(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+def damaged(content, path, value):
     """A copy of a content with another value at a JSON pointer; `...` removes the key."""
     if not path:
         return None if value is ... else value
@@ -87,7 +86,7 @@ def damaged(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-def damages(content: Any, keys: set[str], count: int, seed: str) -> Iterator[Any]:
+def damages(content, keys, count, seed):
     """Yield a number of contents, each with one value or one of the further keys damaged."""
     draw, inside = random.Random(seed), [*places(content)]
     pointers = [*inside, *((key,) for key in sorted(keys - {*content}))]

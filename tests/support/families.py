@@ -4,7 +4,6 @@ import ast
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -12,7 +11,7 @@ from tiny_models import COMPOSITE_TYPES, ROTARY_TYPES, tiny_config
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from ropepatch import RopepatchError
-from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.extension.planning import plan_method
 from ropepatch.model.checkpoint import InMemory
 
 MODELS = Path(transformers.__file__).parent / "models"
@@ -21,7 +20,7 @@ ROTARY_CLASS = re.compile(
 )
 
 
-def forward_bodies(model_type: str) -> tuple[str, ...]:
+def forward_bodies(model_type):
     """The forward methods of the rotary classes in an architecture's module; empty if it imports them."""
     sources = sorted(
         (MODELS / model_type_to_module_name(model_type)).glob("modeling_*.py")
@@ -40,7 +39,7 @@ def forward_bodies(model_type: str) -> tuple[str, ...]:
     )
 
 
-def _grouped() -> dict[str, list[str]]:
+def _grouped():
     by_body: dict[tuple[str, ...], list[str]] = {}
     for model_type in sorted(
         {*ROTARY_TYPES} - {*COMPOSITE_TYPES}, key=lambda name: (name != "llama", name)
@@ -53,7 +52,7 @@ def _grouped() -> dict[str, list[str]]:
 FAMILIES = _grouped()
 
 
-def every_family(*also: str) -> pytest.MarkDecorator:
+def every_family(*also):
     """Parametrise over every architecture; those neither first in their family nor named run in the sweep."""
     now = {*FAMILIES, *also}
     return pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def every_family(*also: str) -> pytest.MarkDecorator:
 
 
 @functools.cache
-def refusal(model_type: str) -> str | None:
+def refusal(model_type):
     """The error for an unsupported architecture, from its config only; None if it is supported."""
     try:
         plan_family(tiny_config(model_type), "ntk")
@@ -76,7 +75,7 @@ def refusal(model_type: str) -> str | None:
     return None
 
 
-def plan_family(model: Any, method: str) -> Plan:
+def plan_family(model, method):
     """A plan for four times the original length of a tiny model, or of its config.
 
     It also scales models whose RoPE is in sliding-window layers only, as `ropepatch eval` can.

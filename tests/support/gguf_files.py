@@ -1,21 +1,12 @@
 """Small GGUF files of random weights, written by the package `gguf`."""
 
-from pathlib import Path
-
 import gguf
 import numpy as np
 
 DIM, BASE, WINDOW, TARGET = 16, 10_000.0, 128, 512
 
 
-def write_gguf(
-    path: Path,
-    architecture: str = "llama",
-    parts: int = 1,
-    scalar: float | None = None,
-    tables: dict[str, np.ndarray] | None = None,
-    **keys,
-) -> Path:
+def write_gguf(path, architecture="llama", parts=1, scalar=None, tables=None, **keys):
     """A file of random weights, some in 8 bits, with a vocabulary and a template.
 
     Args:

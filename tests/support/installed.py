@@ -1,10 +1,7 @@
 """Engines that are installed only for the tests, outside their environment."""
 
-import contextlib
-import getpass
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,62 +9,44 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from run_recipes import run_python
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
 Answers = dict[str, dict[str, Tensor]]  # by the name of a checkpoint's folder
 
 
-def installed(*packages: str) -> Path:
+def installed(*packages):
     """Install packages without their dependencies in a folder named after the first, once; return the folder.
 
     If pip fails, the test is skipped, or fails in CI.
     """
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
-    folder = _cache() / f"{packages[0].replace('==', '-')}-{python}"
+    name = f"ropepatch-{os.getuid()}-{packages[0].replace('==', '-')}-{python}"
+    folder = Path(tempfile.gettempdir()) / name
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
+            partial = tempfile.mkdtemp(prefix="partial-", dir=folder.parent)
             pip = [
-                sys.executable,
                 "-m",
                 "pip",
                 "install",
                 "--quiet",
-                "--disable-pip-version-check",
+                "--no-compile",
+                "--no-deps",
+                "--target",
             ]
-            done = subprocess.run(
-                [*pip, "--no-compile", "--no-deps", "--target", partial, *packages],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = run_python(*pip, partial, *packages, check=False)
             if done.returncode:
                 shutil.rmtree(partial)
-                missing = (
-                    f"pip cannot install {packages[0]}: {done.stderr.strip()[-300:]}"
-                )
+                missing = f"pip cannot install {packages[0]}: {done.stderr[-300:]}"
                 if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
                     pytest.fail(missing)
                 pytest.skip(missing)
-            partial.rename(folder)
+            Path(partial).rename(folder)
     return folder
 
 
-def _cache() -> Path:
-    beside = ROOT / ".venv"
-    with contextlib.suppress(OSError):
-        beside.mkdir(exist_ok=True)
-        if os.access(beside, os.W_OK):
-            return beside
-    elsewhere = Path(tempfile.gettempdir()) / f"ropepatch-tests-of-{getpass.getuser()}"
-    elsewhere.mkdir(exist_ok=True)
-    return elsewhere
-
-
-def read_by(
-    script: Path, packages: tuple[str, ...], folders: list[Path], scratch: Path
-) -> Answers:
+def read_by(script, packages, folders, scratch):
     """The results of a script for checkpoints, in a process that imports these packages before all others.
 
     Args:
@@ -77,18 +56,8 @@ def read_by(
         scratch: A folder for the file.
     """
     out = scratch / f"{script.stem}.pt"
-    environment = os.environ | {
-        "PYTHONPATH": str(installed(*packages)),
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, script, out, *folders],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: Answers = torch.load(out)
+    path = str(installed(*packages))
+    run_python(script, out, *folders, PYTHONPATH=path, HF_HUB_OFFLINE="1")
+    answers = torch.load(out)
     assert answers.pop("version") == packages[0].split("==")[1]
     return answers

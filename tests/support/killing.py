@@ -16,12 +16,12 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from checkpoint_folders import contents, write_checkpoint
@@ -93,11 +93,11 @@ class Ended(NamedTuple):
 class Countdown:
     """Counts the events of this process, and kills it at one of them."""
 
-    def __init__(self, place: Path, point: int | None) -> None:
+    def __init__(self, place, point):
         self.place, self.point = f"{place}{os.sep}", point
         self.seen: list[str] = []
 
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def audit(self, event, arguments):
         """Count the audit events of the interpreter that change something in the folder."""
         if event not in CHANGES:
             return
@@ -113,14 +113,14 @@ class Countdown:
         if any(path.startswith(self.place) for path in paths):
             self.count(f"{event} {Path(paths[0]).name}")
 
-    def count(self, event: str) -> None:
+    def count(self, event):
         """Count an event, or kill the process if it is the chosen one."""
         if len(self.seen) == self.point:
             os.kill(os.getpid(), signal.SIGKILL)
         self.seen.append(event)
 
 
-def perform(words: str, place: Path, hub: str | None, kill: Kill, said: Any) -> None:
+def perform(words, place, hub, kill, said):
     """Run the command in its folder, and note its events next to it; the main function of the fork."""
     os.write(said.fileno(), BEGUN)
     for stream in (1, 2):
@@ -153,9 +153,7 @@ def perform(words: str, place: Path, hub: str | None, kill: Kill, said: Any) -> 
             events_of(place).write_text(json.dumps(countdown.seen))
 
 
-def count_requests(
-    patch: pytest.MonkeyPatch, hub: str, count: Callable[[str], None]
-) -> None:
+def count_requests(patch, hub, count):
     """Use a Hub at an address, and count the requests and answers."""
     from huggingface_hub import get_session
 
@@ -163,7 +161,7 @@ def count_requests(
     client = type(get_session())
     send = client.send
 
-    def counted(*arguments: Any, **options: Any) -> object:
+    def counted(*arguments, **options):
         count("request")
         answer = send(*arguments, **options)
         count("answer")
@@ -175,7 +173,7 @@ def count_requests(
 # --- in the parent process -------------------------------------------------------------------------------
 
 
-def events_of(place: Path) -> Path:
+def events_of(place):
     return place.with_name(f"{place.name}.events")
 
 
@@ -200,7 +198,7 @@ class Attack:
     hub: bool = False
 
     @contextmanager
-    def laid_out(self, place: Path) -> Iterator[Hub]:
+    def laid_out(self, place):
         """Yield a Hub, with the inputs of the command in a folder that is removed in the end."""
         place.mkdir(parents=True)
         self.lay_out(place)
@@ -208,7 +206,7 @@ class Attack:
             yield hub
         shutil.rmtree(place)
 
-    def run(self, place: Path, hub: Hub, kill: Kill = NEVER) -> Ended:
+    def run(self, place, hub, kill=NEVER):
         """Run the command until it ends or is killed."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(HEAVY)
@@ -228,13 +226,13 @@ class Attack:
             process.exitcode, said.strip(BEGUN).decode(errors="replace"), events
         )
 
-    def is_there(self, found: dict[str, bytes]) -> bool:
+    def is_there(self, found):
         return not found.keys().isdisjoint({self.made, f"{self.made}/"})
 
-    def half_written(self, whole: dict[str, bytes], found: dict[str, bytes]) -> str:
+    def half_written(self, whole, found):
         """The files of the output that differ from the whole, except records that are still incomplete."""
 
-        def is_part(path: str) -> bool:
+        def is_part(path):
             try:
                 part, content = json.loads(found[path]), json.loads(whole[path])
                 return all(
@@ -254,7 +252,7 @@ class Attack:
         )
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(folder):
     """Every file below a folder, also hidden ones, without times and dates; folders end with a slash."""
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -266,7 +264,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def settled(name: str, content: bytes) -> bytes:
+def settled(name, content):
     """The content of a file without times."""
     if name.endswith(".json"):
         try:
@@ -276,14 +274,14 @@ def settled(name: str, content: bytes) -> bytes:
     return content
 
 
-def without_times(value: Any) -> Any:
+def without_times(value):
     if isinstance(value, dict):
         kept = sorted(value.keys() - VOLATILE)
         return {key: without_times(value[key]) for key in kept}
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
-def on_hub(hub: Hub) -> dict[str, bytes]:
+def on_hub(hub):
     """The files of the repository; empty if it does not exist."""
     files = hub.files(REPO) if REPO in hub.models else {}
     return {name: settled(name, content) for name, content in files.items()}
@@ -298,7 +296,7 @@ class Reference(NamedTuple):
     pushed: dict[str, bytes]
 
 
-def reference_of(attack: Attack, place: Path) -> Reference:
+def reference_of(attack, place):
     """Run the command to its end.
 
     Raises:
@@ -313,7 +311,7 @@ def reference_of(attack: Attack, place: Path) -> Reference:
         return Reference(tree(place), ended.events, largest, on_hub(hub))
 
 
-def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
+def kills_of(reference, number, seed):
     """A number of kills, some in the middle of a file, determined by the seed."""
     draw = random.Random(seed)
     for _ in range(number):
@@ -323,9 +321,7 @@ def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
             yield Kill(draw.randrange(len(reference.events)))
 
 
-def attempt(
-    attack: Attack, place: Path, reference: Reference, kill: Kill
-) -> dict[str, str]:
+def attempt(attack, place, reference, kill):
     """Kill the command, run it again; return the faults."""
     untouched = contents(attack.source)
     with attack.laid_out(place) as hub:
@@ -354,13 +350,13 @@ def attempt(
     return {fault: words for fault, words in faults.items() if words}
 
 
-def difference(one: dict[str, bytes], other: dict[str, bytes]) -> str:
+def difference(one, other):
     """The files in which two folders differ; empty if they are equal."""
     paths = sorted({*one, *other})
     return ", ".join(path for path in paths if one.get(path) != other.get(path))
 
 
-def attacks(folder: Path) -> dict[str, Attack]:
+def attacks(folder):
     """The commands that are killed; the folder is for the checkpoints that they read."""
     large = {"hidden_size": 1024, "intermediate_size": 2048}  # 50 MB
     source = write_checkpoint(folder / "source", max_shard_size="20MB", **large)
@@ -386,7 +382,7 @@ def attacks(folder: Path) -> dict[str, Attack]:
     }
 
 
-def write_distilling_recipe(place: Path) -> None:
+def write_distilling_recipe(place):
     """Write `six.yaml` for self-distillation on self-generated text."""
     own = Data(
         sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128

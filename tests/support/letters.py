@@ -11,9 +11,7 @@ VOCABULARY = {
 }
 
 
-def letter_tokenizer(
-    vocabulary: dict[str, int] = VOCABULARY, **special: str
-) -> PreTrainedTokenizerFast:  # one token per letter
+def letter_tokenizer(vocabulary=VOCABULARY, **special):  # one token per letter
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="</s>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)

@@ -1,6 +1,5 @@
 """HTTP servers in a thread, each with a function from requests to answers."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -18,29 +17,29 @@ class Request(BaseHTTPRequestHandler):
     cut: int | None = None
 
     @property
-    def place(self) -> str:
+    def place(self):
         """The path without its query, decoded."""
         return unquote(self.path.partition("?")[0])
 
     @property
-    def length(self) -> int:
+    def length(self):
         """The number of bytes of the request body."""
         return int(self.headers.get("Content-Length") or 0)
 
-    def body(self, most: int | None = None) -> bytes:
+    def body(self, most=None):
         """Read the request body, or its first bytes."""
         return self.rfile.read(self.length if most is None else most)
 
-    def log_message(self, *arguments: object) -> None:
+    def log_message(self, *arguments):
         pass
 
 
 @contextmanager
-def serving(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
+def serving(answer):
     """Serve a function at an address within the block; where it returns None, the connection closes."""
 
     class Handler(Request):
-        def serve(self) -> None:
+        def serve(self):
             self.cut = None
             if (answered := answer(self)) is None:
                 self.close_connection = True

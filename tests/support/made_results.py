@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -24,40 +23,36 @@ ENV = {
     "device": "cpu",
     "dtype": "torch.float32",
 }
-Values = float | Sequence[float]  # a mean, or the value of every cluster
 
 
-def model_record(
-    name: str = "tiny", trained: int = 256, rotary_dim: int = 16
-) -> dict[str, Any]:
-    rope = Rope(rotary_dim, 10_000.0, trained)
-    shape = {
-        "rotary_dim": rotary_dim,
-        "rope_theta": 10_000.0,
-        "inv_freq": rope.inv_freq().tolist(),
-    }
-    weights = f"sha256:{'0123' if name == 'tiny' else name}"
+ROPE = Rope(16, 10_000.0, 256)
+
+
+def model_record(name="tiny"):
     return {
         "name": name,
         "revision": None,
-        "weights": weights,
-        "trained": trained,
-    } | shape
+        "weights": f"sha256:{'0123' if name == 'tiny' else name}",
+        "trained": 256,
+        "rotary_dim": 16,
+        "rope_theta": 10_000.0,
+        "inv_freq": ROPE.inv_freq().tolist(),
+    }
 
 
-def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str, Any]:
-    rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"])
-    own = (
-        make_remapping(method).fitted(model["trained"], target)
-        if method in REMAPPINGS
-        else None
-    )
-    made = make_scaling("none" if own else method, factor=target / model["trained"])
-    after = made.frequencies(rope, target)
+def scaling_record(method, target):
+    factor = target / 256
+    if method in REMAPPINGS:
+        scaling = make_scaling("none", factor=factor)
+        parameters = make_remapping(method).fitted(256, target).parameters()
+    else:
+        scaling = make_scaling(method, factor=factor)
+        parameters = scaling.parameters()
+    after = scaling.frequencies(ROPE, target)
     return {
         "method": method,
-        "factor": made.factor,
-        "parameters": (own or made).parameters(),
+        "factor": scaling.factor,
+        "parameters": parameters,
         "target": target,
         "attention_factor": after.attention_factor,
         "inv_freq": after.inv_freq.tolist(),
@@ -65,88 +60,71 @@ def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str,
 
 
 def result_of(
-    task: str,
-    label: str,
-    rows: Sequence[Row],
-    parameters: dict[str, Any],
-    *,
-    method: str | None = None,
-    model: dict[str, Any] | None = None,
-    target: int = 1024,
-) -> Result:
-    """A result of a task, with the record of its scaling."""
-    model = model or model_record()
-    scaling = None if method is None else scaling_record(method, model, target)
+    task, label, rows, parameters, *, method=None, model=None, target=1024, **more
+):
+    """A result of a task with these and more parameters, with the record of its scaling."""
     return Result(
         task=task,
         label=label,
-        model=model,
-        scaling=scaling,
+        model=model or model_record(),
+        scaling=method and scaling_record(method, target),
         target=target,
-        parameters=parameters,
+        parameters=parameters | more,
         rows=list(rows),
         env=ENV,
         seconds=1.5,
     )
 
 
-def row_of(
-    measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100
-) -> Row:
+def row_of(measure, at, values, weight=100):
     """The row whose clusters, each of this weight, have these means."""
     share = measure in MEASURES and MEASURES[measure].share
     mean = Mean(tuple((value * weight, weight) for value in values), share)
     return made.row_of(measure, at, mean)
 
 
-def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:
+def clusters(mean, width, count=10):
     """Clusters with a 95 % interval of this half-width, as a share of the mean; without a width one cluster.
 
-    Each cluster is as hard for all methods, in proportion. So a difference has the same relative width.
+    Each cluster is as hard for all methods, in proportion. So a difference has the same relative width. The
+    values of all clusters instead of a mean stay as they are.
     """
+    if not isinstance(mean, float | int):
+        return mean
     if width is None:
         return [mean]
-    places = np.linspace(-1, 1, clusters)
-    if clusters > 2:
-        places *= width / (stats.sem(places) * stats.t.ppf(0.975, clusters - 1))
+    places = np.linspace(-1, 1, count)
+    if count > 2:
+        places *= width / (stats.sem(places) * stats.t.ppf(0.975, count - 1))
     return [float(mean * (1 + place)) for place in places]
 
 
 def reading(
-    label: str,
-    nats: Sequence[Values],
+    label,
+    nats,
     *,
-    lengths: Sequence[int] = (256, 512, 1024),
-    method: str | None = None,
-    model: dict[str, Any] | None = None,
-    width: float | None = 0.1,
-    gain: Sequence[Values] = (),
-    **parameters: Any,
-) -> Result:
+    lengths=(256, 512, 1024),
+    width=0.1,
+    gain=(),
+    **more,
+):
     """A perplexity result whose losses by length, and by the stretches between the lengths, are `nats`.
 
-    Each is a mean over 10 documents of 100 tokens; see `spread` for their width. Or it is the losses of all
-    documents.
+    Each is a mean over 10 documents of 100 tokens; see `clusters` for their width. Or it is the losses of all
+    documents. For more see `result_of`.
     """
 
-    def rows(
-        measure: str, places: Sequence[dict[str, Any]], values: Sequence[Values]
-    ) -> list[Row]:
-        each = [
-            spread(value, width) if isinstance(value, float | int) else value
-            for value in values
-        ]
-        return [
-            row_of(measure, at, value) for at, value in zip(places, each, strict=True)
-        ]
+    def rows(measure, places, values):
+        pairs = zip(places, values, strict=True)
+        return [row_of(measure, at, clusters(value, width)) for at, value in pairs]
 
     stretches = [{"begin": begin, "end": end} for begin, end in pairwise([0, *lengths])]
-    made = rows("loss", [{"length": length} for length in lengths], nats) + rows(
-        "loss", stretches, nats
-    )
+    made = rows("loss", [{"length": length} for length in lengths], nats)
+    made += rows("loss", stretches, nats)
     if gain:
         made += rows("gain", stretches[1:], gain)
-    given = {
+    parameters = {
+        "lengths": list(lengths),
         "stride": None,
         "text": "books",
         "digest": "f00d",
@@ -154,30 +132,19 @@ def reading(
         "tokens": 10 * lengths[-1],
         "bos": "none",
     }
-    settings = given | {"lengths": list(lengths)} | parameters
-    return result_of(
-        "perplexity",
-        label,
-        made,
-        settings,
-        method=method,
-        model=model,
-        target=lengths[-1],
-    )
+    return result_of("perplexity", label, made, parameters, target=lengths[-1], **more)
 
 
 def asking(
-    label: str,
-    correct: Sequence[int] | Mapping[str, Sequence[int]],
+    label,
+    correct,
     *,
-    n: int = 4,
-    lengths: Sequence[int] = (256, 512, 1024),
-    depths: Sequence[float] = (0.1, 0.5, 0.9),
-    log_prob: Sequence[Values] | None = None,
-    method: str | None = None,
-    model: dict[str, Any] | None = None,
-    **parameters: Any,
-) -> Result:
+    n=4,
+    lengths=(256, 512, 1024),
+    depths=(0.1, 0.5, 0.9),
+    log_prob=None,
+    **more,
+):
     """A retrieval result with the correct answer in `correct` of n haystacks at every depth of each length.
 
     Args:
@@ -188,12 +155,10 @@ def asking(
         depths: The depths, each with one answer of each kind and haystack.
         log_prob: Answer log-probs by length, their mean or each haystack's; None for -0.1 nats where the
             answer is correct, and -3 elsewhere.
-        method: The name of the scaling.
-        model: The record of the model.
-        **parameters: Further parameters of the result.
+        **more: See `result_of`.
     """
     by_kind = correct if isinstance(correct, Mapping) else {"passkey": correct}
-    rows: list[Row] = []
+    rows = []
     for place, length in enumerate(lengths):
         for kind, counts in by_kind.items():
             right = [
@@ -201,48 +166,31 @@ def asking(
                 for d in range(len(depths))
             ]
             means = [sum(each) / len(depths) for each in zip(*right, strict=True)]
-            logs: Sequence[float] = [-0.1 * mean - 3 * (1 - mean) for mean in means]
+            logs = [-0.1 * mean - 3 * (1 - mean) for mean in means]
             if log_prob is not None:
-                stated = log_prob[place]
-                logs = (
-                    spread(stated, 0.1, n)
-                    if isinstance(stated, float | int)
-                    else stated
-                )
-            places = [{"length": length}] * (len(by_kind) == 1) + [
-                {"kind": kind, "length": length}
-            ]
+                logs = clusters(log_prob[place], 0.1, n)
+            places = [{"kind": kind, "length": length}]
+            if len(by_kind) == 1:
+                places.insert(0, {"length": length})
             for at in places:
-                rows.append(row_of("found", dict(at), means, len(depths)))
-                rows.append(row_of("log_prob", dict(at), logs, len(depths)))
-            of_depths = zip(depths, right, strict=True)
-            rows += [
-                row_of("found", places[0] | {"depth": depth}, found, 1)
-                for depth, found in of_depths
-            ]
-    given = {
+                rows.append(row_of("found", at, means, len(depths)))
+                rows.append(row_of("log_prob", at, logs, len(depths)))
+            for depth, found in zip(depths, right, strict=True):
+                rows.append(row_of("found", places[0] | {"depth": depth}, found, 1))
+    parameters = {
+        "lengths": list(lengths),
         "kinds": list(by_kind),
         "haystacks": n,
         "keys": 1,
         "seed": 0,
         "text": None,
         "form": "plain",
+        "digest": "cafe",
     }
-    settings = given | {"digest": "cafe", "lengths": list(lengths)} | parameters
-    return result_of(
-        "retrieval",
-        label,
-        rows,
-        settings,
-        method=method,
-        model=model,
-        target=lengths[-1],
-    )
+    return result_of("retrieval", label, rows, parameters, target=lengths[-1], **more)
 
 
-def scoring(
-    label: str, scores: dict[tuple[str, str], float], *, method: str | None = None
-) -> Result:
+def scoring(label, scores, *, method=None):
     """An lm-eval result with scores by task and metric, each ± 0.04 over 20 documents."""
     rows = [
         Row(
@@ -259,7 +207,7 @@ def scoring(
     return result_of("lm-eval", label, rows, parameters, method=method)
 
 
-def fine_tuned(result: Result) -> Result:
+def fine_tuned(result):
     """The same result for fine-tuned weights."""
     weights = {"weights": "sha256:4567", "fine_tuned_from": result.model["weights"]}
     return replace(result, model=dict(result.model) | weights)

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from ropepatch.extension.planning import Plan
-from ropepatch.scaling import METHODS, Scaling
+from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Rope
 
 STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
@@ -27,7 +26,7 @@ GEOMETRIES = {
 }
 
 
-def rising(pairs: int, first: float, last: float) -> tuple[float, ...]:
+def rising(pairs, first, last):
     """Divisors from `first` at the fastest pair to `last` at the slowest, in even steps."""
     return tuple(first + (last - first) * i / max(pairs - 1, 1) for i in range(pairs))
 
@@ -44,7 +43,7 @@ EXAMPLES: dict[str, Callable[[int, float], Any]] = {
 NEED_MORE = [name for name in METHODS if METHODS[name].required()]
 
 
-def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
+def example(name, rope_pairs, factor=4.0):
     """An instance with its defaults, and examples for its required parameters."""
     required = METHODS[name].required()
     for parameter in required:
@@ -58,6 +57,6 @@ def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
     )
 
 
-def applied(plan: Plan, raw: dict[str, Any]) -> dict[str, Any]:
+def applied(plan, raw):
     """The content of config.json after the extension."""
     return plan.config.read_from(raw).changed(plan.change.keys).raw

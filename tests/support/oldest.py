@@ -26,7 +26,7 @@ if OLDEST:
 NOT_YET = ("lfm2", "olmo_hybrid", "mllama") if OLDEST else ()
 
 
-def needs(model_type: str) -> None:
+def needs(model_type):
     """Skip a test of an architecture that the oldest transformers does not have or cannot build."""
     if model_type in BROKEN or (OLDEST and model_type not in CONFIG_MAPPING):
         pytest.skip(

@@ -4,8 +4,6 @@ import multiprocessing
 import os
 import socket
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +17,7 @@ IMPORTED = [
 ]
 
 
-def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None:
+def on_processes(count, work, *arguments):
     """Call `work(rank, *arguments)`, a top-level function, in `count` processes of one thread each."""
     multiprocessing.set_forkserver_preload(IMPORTED)
     with socket.socket() as free:
@@ -33,13 +31,7 @@ def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None
     )
 
 
-def _launched(
-    rank: int,
-    count: int,
-    port: int,
-    work: Callable[..., None],
-    arguments: tuple[Any, ...],
-) -> None:
+def _launched(rank, count, port, work, arguments):
     """Set the environment as torchrun does, without joining a process group, and call the function."""
     torch.set_num_threads(1)
     os.environ |= {

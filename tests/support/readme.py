@@ -9,18 +9,18 @@ README = ROOT / "README.md"
 DOCUMENTS = (README, *sorted((ROOT / "docs").rglob("*.md")))
 
 
-def updating() -> bool:
+def updating():
     """Whether tests rewrite generated blocks instead of comparing them."""
     return os.environ.get("ROPEPATCH_UPDATE") == "1"
 
 
-def code_blocks(language: str) -> dict[Path, list[str]]:
+def code_blocks(language):
     """The code blocks of every document."""
     fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
     return {file: fence.findall(file.read_text(encoding="utf-8")) for file in DOCUMENTS}
 
 
-def commands() -> list[str]:
+def commands():
     """The lines of all bash blocks, without comments and without repetitions."""
     blocks = (block for blocks in code_blocks("bash").values() for block in blocks)
     lines = (
@@ -33,7 +33,7 @@ def commands() -> list[str]:
     )
 
 
-def page_of(name: str) -> Path:
+def page_of(name):
     """The document that contains a block."""
     return next(
         file
@@ -42,14 +42,14 @@ def page_of(name: str) -> Path:
     )
 
 
-def block(name: str) -> str:
+def block(name):
     """The text between `<!-- name -->` and `<!-- /name -->`."""
     return re.search(
         _marked(name), page_of(name).read_text(encoding="utf-8"), re.DOTALL
     )[2]
 
 
-def write_block(name: str, text: str) -> None:
+def write_block(name, text):
     """Replace the text of a block."""
     old = page_of(name).read_text(encoding="utf-8")
     new = re.sub(
@@ -61,5 +61,5 @@ def write_block(name: str, text: str) -> None:
     page_of(name).write_text(new, encoding="utf-8")
 
 
-def _marked(name: str) -> str:
+def _marked(name):
     return rf"(<!-- {name} -->\n)(.*?)\n?(<!-- /{name} -->)"

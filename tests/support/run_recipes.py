@@ -140,22 +140,26 @@ def write_recipe_and_suite(folder):
 def run_python(*words, check=True, cwd=None, **variables):
     """Run a new interpreter with these arguments, on one thread and with the test modules in its path."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(places),
-    }
-    options = {
-        "cwd": cwd,
-        "env": environment | variables,
-        "capture_output": True,
-        "text": True,
-    }
-    done = subprocess.run([sys.executable, *words], **options, timeout=600, check=False)
-    assert not check or done.returncode == 0, done.stderr[-4000:]
-    return done
+    path = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
+    line = [sys.executable, *map(str, words)]
+    with subprocess.Popen(
+        line,
+        cwd=cwd,
+        env=os.environ | path | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            said = process.communicate(timeout=600)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun then ends its processes, which would survive a kill
+            raise
+    assert not check or process.returncode == 0, said[1][-4000:]
+    return subprocess.CompletedProcess(line, process.returncode, *said)
 
 
 def run_two_processes(*words, **variables):
     """Run a program with its arguments by torchrun in two processes."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    return run_python(*launcher, *map(str, words), **variables)
+    return run_python(*launcher, *words, **variables)

@@ -1,18 +1,15 @@
 """A script that saves the logits of checkpoints in mlx-lm on a CPU."""
 
 import json
-import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
-from second_transformers import ACROSS, STEPS, TARGET, WINDOW, tokens
-from torch import Tensor
+from second_transformers import logits_of, save, tokens
 
 PACKAGES = ("mlx-lm==0.32.2", "mlx==0.32.4", "mlx-cpu==0.32.4")
 
 
-def read(folder: Path) -> dict[str, Tensor]:
+def read(folder):
     """The logits of `second_transformers.read`."""
     import mlx.core as mx
     from mlx_lm.models import llama
@@ -22,24 +19,13 @@ def read(folder: Path) -> dict[str, Tensor]:
     model = llama.Model(llama.ModelArgs.from_dict(config))
     weights = model.sanitize(mx.load(str(folder / "model.safetensors")))
     model.load_weights(list(weights.items()))
-    ids = mx.array(tokens(config["vocab_size"]).numpy())
 
-    def logits(piece: mx.array, **cache: object) -> Tensor:
-        return torch.tensor(model(piece, **cache)[0].tolist())
+    def logits(ids, cache):
+        return torch.tensor(model(mx.array(ids.numpy()), cache=cache)[0].tolist())
 
-    answers = {
-        name: logits(ids[:, :length])
-        for name, length in (("window", WINDOW), ("across", ACROSS), ("target", TARGET))
-    }
-    cache = make_prompt_cache(model)
-    logits(ids[:, : ACROSS - STEPS], cache=cache)
-    decoded = [
-        logits(ids[:, i : i + 1], cache=cache)[-1]
-        for i in range(ACROSS - STEPS, ACROSS)
-    ]
-    return answers | {"decoded": torch.stack(decoded)}
+    ids = tokens(config["vocab_size"])
+    return logits_of(logits, ids, make_prompt_cache(model))
 
 
 if __name__ == "__main__":
-    found = {Path(folder).name: read(Path(folder)) for folder in sys.argv[2:]}
-    torch.save(found | {"version": version("mlx-lm")}, sys.argv[1])
+    save(read, version("mlx-lm"))

@@ -1,14 +1,12 @@
 """Frequencies of stock transformers from `rope_parameters`: the first oracle."""
 
-from typing import Any
-
 import torch
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling.rope import Frequencies
 
 STOCK_TYPES = {
     "default",
@@ -16,13 +14,7 @@ STOCK_TYPES = {
 }  # transformers 5.4 has no `proportional`
 
 
-def stock_table(
-    parameters: dict[str, Any],
-    rope: Rope,
-    length: int | None = None,
-    share: float = 1.0,
-    reach: int | None = None,
-) -> Frequencies:
+def stock_table(parameters, rope, length=None, share=1.0, reach=None):
     """The frequencies of a Llama or, where only a share of the head rotates, of a GPT-NeoX.
 
     Args:

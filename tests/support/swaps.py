@@ -8,7 +8,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from remapping_oracle import SMALL
 from tiny_models import tiny_model
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropepatch.attention import REMAPPINGS, make_remapping
@@ -45,7 +44,7 @@ BY_NAME = [
 every_change = pytest.mark.parametrize("name", [*REMAPPINGS, *BY_NAME])
 
 
-def put(model: nn.Module, name: str, **parameters: Any) -> Any:
+def put(model, name, **parameters):
     """Apply a remapping with pairs in every band, or an encoding with large parameters of a fixed seed."""
     if name in REMAPPINGS:
         to = model.config.max_position_embeddings + 1
@@ -59,17 +58,17 @@ def put(model: nn.Module, name: str, **parameters: Any) -> Any:
     return handle
 
 
-def sliding(window: int | None) -> PreTrainedModel:
+def sliding(window):
     """A Mistral model of 16 tokens, with the same weights for any sliding window."""
     return tiny_model("mistral", sliding_window=window, max_position_embeddings=16)
 
 
 @torch.no_grad()
-def logits(model: nn.Module, ids: Tensor | None = ONE, **inputs: Any) -> Tensor:
+def logits(model, ids=ONE, **inputs):
     return model(ids, **inputs).logits
 
 
-def lora(model: nn.Module, **more: Any) -> nn.Module:
+def lora(model, **more):
     """The model with a random adapter of a fixed seed."""
     torch.manual_seed(0)
     config = LoraConfig(
@@ -82,7 +81,7 @@ def lora(model: nn.Module, **more: Any) -> nn.Module:
     return get_peft_model(model, config)
 
 
-def pickled(model: PreTrainedModel) -> PreTrainedModel:
+def pickled(model):
     """The model after torch.save and torch.load."""
     file = io.BytesIO()
     torch.save(model, file)
@@ -91,11 +90,11 @@ def pickled(model: PreTrainedModel) -> PreTrainedModel:
     return twin
 
 
-def apart(one: Tensor, other: Tensor) -> float:
+def apart(one, other):
     return float((one.float() - other.float()).abs().max())
 
 
-def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def cast(model, dtype):
     """As `from_pretrained` would have loaded it: the frequencies stay float32."""
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     model.to(dtype)

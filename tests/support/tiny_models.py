@@ -10,8 +10,6 @@ from oldest import BROKEN
 from transformers import (
     CONFIG_MAPPING,
     LlamaForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -51,54 +49,33 @@ NOT_ROTARY = """
 """
 # Some need timm, pillow or another model; others need matching sizes of their parts; the two assistants run
 # only on the hidden states of their target model.
-NOT_BUILT = (
-    *(
-        "chameleon",
-        "cosmos3_edge",
-        "deepseek_ocr2",
-        "evolla",
-        "fast_vlm",
-        "fun_asr_nano",
-        "gemma3n",
-    ),
-    *(
-        "gemma4_assistant",
-        "gemma4_unified_assistant",
-        "glm5_next",
-        "granite4_vision",
-        "granite_docling",
-    ),
-    *(
-        "hunyuan_vl",
-        "kyutai_speech_to_text",
-        "mistral4",
-        "molmo2",
-        "muse_spark",
-        "nemo_speechlm",
-    ),
-    *("perception_lm", "qwen3_omni_moe", "shieldgemma2", "voxtral_realtime"),
-)
+NOT_BUILT = """
+    chameleon cosmos3_edge deepseek_ocr2 evolla fast_vlm fun_asr_nano gemma3n gemma4_assistant
+    gemma4_unified_assistant glm5_next granite4_vision granite_docling hunyuan_vl kyutai_speech_to_text
+    mistral4 molmo2 muse_spark nemo_speechlm perception_lm qwen3_omni_moe shieldgemma2 voxtral_realtime
+"""
 ROTARY_TYPES: tuple[str, ...] = tuple(
     t
     for t in (*CAUSAL_LM_TYPES, *COMPOSITE_TYPES)
-    if t not in {*NOT_ROTARY.split(), *NOT_BUILT, *BROKEN}
+    if t not in {*NOT_ROTARY.split(), *NOT_BUILT.split(), *BROKEN}
 )
 WEIGHT_SCALE = 6.0
-ROPE_KEYS = (
+ROPE_KEYS = [
     "rope_theta",
     "partial_rotary_factor",
     "mrope_section",
     "mrope_interleaved",
-)
-PER_LAYER_FIELDS = (
+]
+PER_LAYER_FIELDS = [
     "layer_types",
     "mlp_layer_types",
     "indexer_types",
     "layers_block_type",
     "block_types",
-)
+]
 
 SIZES: dict[float, str] = {  # fields of configs, by their small value
+    0.0: "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop",
     0.02: "initializer_range",
     128: "vocab_size intermediate_size ffn_dim vocab_size_per_layer_input",
     64: """
@@ -107,7 +84,6 @@ SIZES: dict[float, str] = {  # fields of configs, by their small value
         ext_pw_out_channel mm_embed_dim output_proj_dims
     """,
     1: "depth num_layers bos_token_id n_shared_experts n_group topk_group mamba_n_groups",
-    0: "pad_token_id",
     2: """
         eos_token_id num_key_value_heads index_n_heads num_experts_per_tok moe_topk moe_k
         top_k_experts zero_expert_num linear_num_key_heads num_blocks
@@ -128,11 +104,7 @@ SIZES: dict[float, str] = {  # fields of configs, by their small value
         mamba_d_head nemo_conv_channels
     """,
 }
-NO_DROPOUT = dict.fromkeys(
-    ["attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"],
-    0.0,
-)
-SMALL: dict[str, Any] = NO_DROPOUT | {
+SMALL = {"pad_token_id": 0} | {
     name: size for size, names in SIZES.items() for name in names.split()
 }
 
@@ -150,7 +122,18 @@ QWEN_VL_TEXT = {
     "rope_parameters": MROPE | {"partial_rotary_factor": 0.25},
 }
 
+SECTIONED = {
+    "glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text": SECTIONS,
+    "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text": MROPE,
+    "glm4v_moe_text glm4v_text": HALF,
+}
 ODD: dict[str, dict[str, Any]] = {
+    name: {"rope_parameters": rope}
+    for names, rope in SECTIONED.items()
+    for name in names.split()
+} | {
+    "qwen3_5_moe_text": QWEN_VL_TEXT,
+    "qwen3_5_text": QWEN_VL_TEXT,
     "bailing_hybrid": {"rope_theta": 10000.0},
     "bamba": {"attn_layer_indices": [1]},
     "blt": {
@@ -199,9 +182,6 @@ ODD: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 32},
     "gemma4_unified_text": {"global_head_dim": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0, "num_hidden_layers": 2},
-    "glm4v_moe_text": {"rope_parameters": HALF},
-    "glm4v_text": {"rope_parameters": HALF},
-    "glm_ocr_text": {"rope_parameters": SECTIONS},
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention"],
         "position_embedding_type": "rope",
@@ -219,15 +199,6 @@ ODD: dict[str, dict[str, Any]] = {
         }
     },
     "moshi": {"audio_vocab_size": 32},
-    "paddleocr_vl_text": {"rope_parameters": SECTIONS},
-    "qwen2_5_omni_text": {"rope_parameters": SECTIONS},
-    "qwen2_5_vl_text": {"rope_parameters": SECTIONS},
-    "qwen2_vl_text": {"rope_parameters": SECTIONS},
-    "qwen3_5_moe_text": QWEN_VL_TEXT,
-    "qwen3_5_text": QWEN_VL_TEXT,
-    "qwen3_omni_moe_text": {"rope_parameters": MROPE},
-    "qwen3_vl_moe_text": {"rope_parameters": MROPE},
-    "qwen3_vl_text": {"rope_parameters": MROPE},
     "qwen4_exp_text": QWEN_VL_TEXT
     | {
         "hc_lowrank": 16,
@@ -246,7 +217,7 @@ ODD: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
+def tiny_rope(rope):
     """The unscaled form of a family's default `rope_parameters`, with theta 10000 where it is flat."""
     if any(isinstance(value, dict) for value in rope.values()):
         return {
@@ -260,7 +231,7 @@ def tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+def tiny_fields(config_class):
     """Small values for the fields of a config class, including its sub-configs."""
     names = {field.name for field in fields(config_class)}
     default = config_class()
@@ -293,13 +264,13 @@ def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     return chosen | deepcopy(ODD.get(config_class.model_type, {}))
 
 
-def tiny_config(model_type: str, **more: Any) -> PreTrainedConfig:
+def tiny_config(model_type, **more):
     """A config of a model with a few thousand parameters, and `rope_theta` 10000 where it is flat."""
     config_class = CONFIG_MAPPING[model_type]
     return config_class(**tiny_fields(config_class) | more)
 
 
-def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedModel:
+def tiny_model(model_type, *, seed=0, **more):
     """A float32 model in eval mode whose weights are large enough for its logits to depend on positions."""
     torch.manual_seed(seed)
     config = tiny_config(model_type, **more)
@@ -318,6 +289,6 @@ TAKEN = signature(LlamaForCausalLM.forward).parameters
 CACHE = "cache" if "cache" in TAKEN else "past_key_values"
 
 
-def into(cache: Any) -> dict[str, Any]:
+def into(cache):
     """Arguments that pass a KV cache to a stock model; None for a new one."""
     return {CACHE: cache, "use_cache": True}

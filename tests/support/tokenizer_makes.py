@@ -27,7 +27,7 @@ WORDS = " ".join([INTRO, PASSKEY.intro, *PASSKEY.filler, *THINGS, *PEOPLE])
 
 
 @functools.cache
-def texts() -> list[str]:
+def texts():
     """Words of prompts, and every needle with its question."""
     items = [
         item
@@ -38,7 +38,7 @@ def texts() -> list[str]:
     return [WORDS, *map(" ".join, asked)]
 
 
-def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
+def byte_level(regex, **special):
     """A byte-level BPE that is split at the regex; some groups of digits are one token, others two."""
     raw = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(regex), "isolated")
@@ -61,25 +61,25 @@ def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
 
-def llama3() -> PreTrainedTokenizerFast:
+def llama3():
     return byte_level(LLAMA3, bos_token="<s>")
 
 
-def gpt2() -> PreTrainedTokenizerFast:
+def gpt2():
     return byte_level(r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 
-def neox() -> PreTrainedTokenizerFast:
+def neox():
     """As in GPT-NeoX and Pythia: one token is BOS, EOS and UNK."""
     return byte_level(LLAMA3, bos_token="<s>", eos_token="<s>", unk_token="<s>")
 
 
-def spanning() -> PreTrainedTokenizerFast:
+def spanning():
     """A tokenizer whose tokens span words and sentences."""
     return byte_level(r"\p{N}", bos_token="<s>")
 
 
-def single_bytes() -> PreTrainedTokenizerFast:
+def single_bytes():
     symbols = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     raw = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, []))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(
@@ -89,7 +89,7 @@ def single_bytes() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
 
 
-def sentencepiece(*decoding: decoders.Decoder) -> Tokenizer:
+def sentencepiece(*decoding):
     """A BPE with byte fallback for unknown characters, and one token per digit."""
     raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -104,7 +104,7 @@ def sentencepiece(*decoding: decoders.Decoder) -> Tokenizer:
     return raw
 
 
-def metaspace() -> PreTrainedTokenizerFast:
+def metaspace():
     raw = sentencepiece(
         decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")
     )
@@ -113,7 +113,7 @@ def metaspace() -> PreTrainedTokenizerFast:
     )
 
 
-def llama2() -> PreTrainedTokenizerFast:
+def llama2():
     raw = sentencepiece(
         decoders.Replace("▁", " "),
         decoders.ByteFallback(),
@@ -129,7 +129,7 @@ def llama2() -> PreTrainedTokenizerFast:
     )
 
 
-def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
+def whole_words(digits="0 1 2 3 4 5 6 7 8 9"):
     """One token per word, punctuation mark and digit; decoding does not restore spaces."""
     raw = Tokenizer(models.WordLevel(unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -144,7 +144,7 @@ def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
 
 
-def bundled() -> PreTrainedTokenizerFast:
+def bundled():
     return AutoTokenizer.from_pretrained(TINY)
 
 

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
+from run_recipes import run_python, run_two_processes
 
-SUPPORT = Path(__file__).parent
-ROOT = SUPPORT.parents[1]
-LIMIT = 400.0  # seconds after which a run counts as hanging
-PROCESSES, ROW, STEPS = 2, 64, 4
+CONFIGS = Path(__file__).parents[2] / "recipes" / "accelerate"
+ROW, STEPS = 64, 4
 FILES = ("ddp", "fsdp2")
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "train_norms": False}
 
 
-def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
+def recipe_of(way, *, lora):
     """A recipe whose steps use the same sequences for any number of processes."""
-    own = PROCESSES if way else 1
+    own = 2 if way else 1
     return {
         "model": "tiny",
         "to": 512,
@@ -41,9 +38,8 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
             "max_steps": STEPS,
             "gradient_accumulation_steps": 4 // own,
             "learning_rate": 1e-3 if lora else 0.02,
-            "optim": "adamw_torch"
-            if lora
-            else "sgd",  # whose steps depend on the scale of gradients, and which has no state
+            # Steps of SGD depend on the scale of gradients, and it has no state
+            "optim": "adamw_torch" if lora else "sgd",
             "max_grad_norm": 0.0,
             "lr_scheduler_type": "linear",
             "weight_decay": 0.0,
@@ -61,7 +57,7 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
 
 
 @cache
-def launcher_environment(way: str) -> dict[str, str]:
+def launcher_environment(way):
     """The variables that accelerate's launcher sets for its processes with a config file, in float32."""
     from accelerate.commands.launch import (
         _validate_launch_command,
@@ -69,28 +65,15 @@ def launcher_environment(way: str) -> dict[str, str]:
     )
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    place = ROOT / "recipes" / "accelerate" / f"{way}.yaml"
-    words = [
-        "--config_file",
-        str(place),
-        "--num_processes",
-        str(PROCESSES),
-        "--mixed_precision",
-        "no",
-        "x.py",
-    ]
-    arguments, _, _ = _validate_launch_command(
-        launch_command_parser().parse_args(words)
-    )
+    words = ["--config_file", str(CONFIGS / f"{way}.yaml")]
+    words += ["--num_processes", "2", "--mixed_precision", "no", "x.py"]
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(words))
     made = prepare_multi_gpu_env(arguments)
-    return {
-        name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_"))
-    }
+    set_here = {name for name in made if name.startswith(("ACCELERATE_", "FSDP_"))}
+    return {"PYTHONWARNINGS": "ignore"} | {name: made[name] for name in set_here}
 
 
-def start(
-    way: str | None, place: Path, *, lora: bool, kill: str = ""
-) -> subprocess.CompletedProcess[str]:
+def start(way, place, *, lora, kill=""):
     """Train in a folder until the run ends or is killed.
 
     Args:
@@ -101,51 +84,16 @@ def start(
     """
     recipe = place / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(recipe_of(way, lora=lora)), encoding="utf-8")
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(PROCESSES),
-    ]
-    words = [
-        *(launcher if way else []),
-        __file__,
-        str(recipe),
-        str(place / "out"),
-        *kill.split(),
-    ]
-    found = [str(SUPPORT), os.environ.get("PYTHONPATH")]
-    env = (
-        os.environ
-        | (launcher_environment(way) if way else {})
-        | {
-            "PYTHONPATH": os.pathsep.join(filter(None, found)),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-        }
-    )
-    line = [sys.executable, *words]
-    with subprocess.Popen(
-        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            said = process.communicate(timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun then ends its processes, which would survive a kill
-            said = process.communicate()
-            raise AssertionError(
-                f"no end after {LIMIT:.0f} s: {said[1][-2000:]}"
-            ) from None
-    return subprocess.CompletedProcess(line, process.returncode, *said)
+    words = [__file__, recipe, place / "out", *kill.split()]
+    if way is None:
+        return run_python(*words, check=False)
+    return run_two_processes(*words, check=False, **launcher_environment(way))
 
 
 # One of the processes
 
 
-def work(
-    recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
-) -> None:
+def work(recipe, out, whom="", event="", step="0"):
     """Train; kill this process at an event, if it is the chosen one."""
     from transformers import Trainer
 
@@ -155,11 +103,9 @@ def work(
     without_gpus()
     rank = os.environ.get("RANK", "0")
 
-    def die() -> None:
+    def die():
         if whom == "all" and rank == "0":
-            os.kill(
-                os.getppid(), signal.SIGKILL
-            )  # torchrun, the parent of this process
+            os.kill(os.getppid(), signal.SIGKILL)  # torchrun
         os.kill(os.getpid(), signal.SIGKILL)
 
     if whom in ("all", rank):
@@ -169,10 +115,9 @@ def work(
             method = {"step": "training_step", "checkpoint": "_save_checkpoint"}[event]
             stock = getattr(Trainer, method)
 
-            def deadly(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-                done = stock(
-                    trainer, *arguments, **options
-                )  # a checkpoint is then written, but not renamed
+            def deadly(trainer, *arguments, **options):
+                # a checkpoint is then written, but not renamed
+                done = stock(trainer, *arguments, **options)
                 if trainer.state.global_step == int(step):
                     die()
                 return done
@@ -182,7 +127,7 @@ def work(
     main()
 
 
-def without_gpus() -> None:
+def without_gpus():
     """Make accelerate run FSDP, which it supports only on GPUs, over gloo."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         from accelerate import PartialState

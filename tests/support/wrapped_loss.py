@@ -8,7 +8,6 @@ import sys
 import torch
 import torch.distributed as dist
 from loss_models import build, tokens
-from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +16,7 @@ from ropepatch.training.loss import causal_lm_loss, linear_head
 ROWS, LENGTH = 4, 12
 
 
-def batch() -> dict[str, Tensor]:
+def batch():
     """Rows with different numbers of labels."""
     ids = torch.stack(tokens(*[LENGTH] * ROWS))
     labels = ids.clone()
@@ -26,7 +25,7 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels}
 
 
-def step(model: nn.Module, *, fused: bool) -> Tensor:
+def step(model, *, fused):
     """The loss of the whole batch, from this process's rows; gradients become the mean over the processes."""
     size, rank = dist.get_world_size(), dist.get_rank()
     rows = {name: values.chunk(size)[rank] for name, values in batch().items()}
@@ -40,11 +39,11 @@ def step(model: nn.Module, *, fused: bool) -> Tensor:
     return total
 
 
-def whole(gradient: Tensor) -> Tensor:
+def whole(gradient):
     return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
 
 
-def main() -> None:
+def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     written = {}

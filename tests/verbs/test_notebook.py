@@ -7,10 +7,6 @@ import pytest
 
 import ropepatch
 
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel")
-
 CELLS = [
     "import ropepatch\nplan = ropepatch.plan('tiny', to=1024)\ntext = str(plan)\n"
     "print(len(text), text == f'{plan}')",
@@ -28,6 +24,9 @@ CELLS = [
 
 @pytest.mark.slow
 def test_a_notebook_shows_plans_tables_figures_and_hints(tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]
     )
