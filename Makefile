@@ -58,7 +58,7 @@ TRANSFORMERS_oldest := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/==\1/p'
 ends: ends-oldest ends-newest
 
 ends-%: .venv/test/installed .venv/%/installed
-	PYTHONPATH=$(CURDIR)/.venv/$* OMP_NUM_THREADS=1 .venv/test/$(PYTEST) -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
+	PYTHONPATH="$(CURDIR)/.venv/$*" OMP_NUM_THREADS=1 .venv/test/$(PYTEST) -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
 
 documents: .venv/test/installed
 	.venv/test/bin/python docs/tables.py

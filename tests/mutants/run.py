@@ -21,11 +21,10 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["breaks", "file", "old", "new", "red"]
-SLOW = [
+SLOW = [  # modules that the forks share
     "transformers.models.llama.modeling_llama",
     "transformers.trainer",
     "peft",
-    "pytest",
     "hypothesis",
 ]
 QUIET = [
@@ -37,6 +36,7 @@ QUIET = [
     "ignore::pytest.PytestAssertRewriteWarning",
 ]
 LIMIT = 900  # seconds for a row
+JOBS = 2  # rows at a time
 
 
 class Watch:
@@ -47,23 +47,21 @@ class Watch:
         self.failed, self.broken, self.ran = [], [], 0
 
     def pytest_collection_modifyitems(self, items):
-        slow = [
-            item
-            for item in items
-            if any(map(item.get_closest_marker, ("slow", "sweep")))
-        ]
         items[:] = [
             item
             for item in items
-            if item not in slow or item.nodeid.startswith(self.named)
+            if item.nodeid.startswith(self.named)
+            or not any(map(item.get_closest_marker, ("slow", "sweep")))
         ]
 
     def pytest_collectreport(self, report):
-        self.broken += [str(report.longrepr)] if report.failed else []
+        if report.failed:
+            self.broken.append(str(report.longrepr))
 
     def pytest_runtest_logreport(self, report):
         self.ran += report.when == "call" and not report.skipped
-        self.failed += [report.nodeid] if report.failed else []
+        if report.failed:
+            self.failed.append(report.nodeid)
 
 
 def run_tests(folder, red):
@@ -119,92 +117,67 @@ def start(row):
         os._exit(0)
 
 
-def verdict(folder, status, unmutated):
-    """Return whether the outcome is as expected, and its description; keep the folder if no test ran."""
+def stale(row):
+    """Why a row no longer applies; None if it does."""
+    if list(row)[:-1] != KEYS:
+        return f"a row has the keys {', '.join(KEYS)}"
+    for path in [row["file"], *row["red"]]:
+        if not (ROOT / path.split("::")[0]).exists():
+            return f"there is no {path}"
+    count = (ROOT / row["file"]).read_text(encoding="utf-8").count(row["old"])
+    return None if count == 1 else f"`old` stands {count} times in {row['file']}"
+
+
+def verdict(folder, status):
+    """Return whether a test failed, and a description; keep the folder if no test ran."""
     file = folder / "outcome.json"
-    outcome = (
-        json.loads(file.read_text(encoding="utf-8"))
-        if file.is_file()
-        else {"broken": [f"status {status}"]}
-    )
+    if not file.is_file():
+        return False, f"no test ran, see {folder}/log: status {status}"
+    outcome = json.loads(file.read_text(encoding="utf-8"))
     if outcome["broken"]:
-        return (
-            False,
-            f"no test ran, see {folder}/log: {outcome['broken'][0].splitlines()[-1]}",
-        )
+        why = outcome["broken"][0].splitlines()[-1]
+        return False, f"no test ran, see {folder}/log: {why}"
     shutil.rmtree(folder, ignore_errors=True)
-    failed, ran = outcome["failed"], outcome["ran"]
-    good = bool(ran and not failed) if unmutated else bool(failed)
-    return good, f"{failed[0]} is red" if failed else f"{ran} green" + ", SURVIVED" * (
-        not unmutated
-    )
+    if outcome["failed"]:
+        return True, f"{outcome['failed'][0]} is red"
+    return False, f"{outcome['ran']} green, SURVIVED"
 
 
 def main():
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("rooms", nargs="*", metavar="ROOM")
-    parser.add_argument(
-        "--only",
-        default="",
-        metavar="WORDS",
-        help="rows whose `breaks` has these words",
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
-    parser.add_argument(
-        "--unmutated", action="store_true", help="their tests on the sound package"
-    )
+    only = "rows whose `breaks` has these words"
+    parser.add_argument("--only", default="", metavar="WORDS", help=only)
     asked = parser.parse_args()
     folder = Path(__file__).parent
-    files = [folder / f"{room}.yaml" for room in asked.rooms] or sorted(
-        folder.glob("*.yaml")
-    )
-    read = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in files}
-    rows = [row | {"room": room} for room, rows in read.items() for row in rows]
-    waiting = [row for row in rows if asked.only in row["breaks"]]
-    if asked.unmutated:
-        waiting = [
-            row | {"new": row["old"]}
-            for row in {str(row["red"]): row for row in waiting}.values()
-        ]
+    rooms = asked.rooms or sorted(file.stem for file in folder.glob("*.yaml"))
+    waiting = [
+        row | {"room": room}
+        for room in rooms
+        for row in yaml.safe_load((folder / f"{room}.yaml").read_text("utf-8"))
+        if asked.only in row["breaks"]
+    ]
     total, bad, running = len(waiting), 0, {}
     os.environ["OMP_NUM_THREADS"] = "1"
     for module in SLOW:
         import_module(module)
     while waiting or running:
-        if waiting and len(running) < asked.jobs:
+        if waiting and len(running) < JOBS:
             row = waiting.pop(0)
-            if list(row)[:-1] != KEYS:
-                sys.exit(f"{row['room']}: a row has the keys {', '.join(KEYS)}: {row}")
-            gone = [
-                one
-                for one in [row["file"], *row["red"]]
-                if not (ROOT / one.split("::")[0]).exists()
-            ]
-            count = (
-                0
-                if gone
-                else (ROOT / row["file"]).read_text(encoding="utf-8").count(row["old"])
-            )
-            if count == 1:
+            why = stale(row)
+            if why is None:
                 pid, folder = start(row)
                 running[pid] = row, folder
                 continue
-            why = (
-                f"there is no {gone[0]}"
-                if gone
-                else f"`old` stands {count} times in {row['file']}"
-            )
             good, words = False, f"the row no longer applies: {why}"
         else:
             pid, status = os.wait()
             row, folder = running.pop(pid)
-            good, words = verdict(folder, status, asked.unmutated)
+            good, words = verdict(folder, status)
         bad += not good
-        print(
-            f"{'ok ' if good else 'BAD'} {row['room']}: {row['breaks']}: {words}",
-            flush=True,
-        )
+        mark = "ok " if good else "BAD"
+        print(f"{mark} {row['room']}: {row['breaks']}: {words}", flush=True)
     print(f"{total - bad} of {total} rows as they should be")
     sys.exit(bad > 0)
 
