@@ -234,7 +234,7 @@ def test_generated_files_are_up_to_date():
     assert not found, "make documents"
 
 
-def test_a_figure_may_differ_by_rounding_but_not_by_a_pixel_or_a_word():
+def test_figures_may_differ_only_by_rounding():
     drawn = '<path d="M 321.013375 45.49603"/><text>64</text><g id="DejaVuSans-4c"/>'
     assert tables.drawn_alike(
         drawn, drawn.replace("45.49603", "45.496037").replace("-4c", "-6e")

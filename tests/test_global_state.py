@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -21,11 +20,12 @@ from completions_server import Manners, serving
 from engines import Engine
 from hub_server import Hub, speak_to
 from hub_server import serving as serving_hub
-from run_recipes import ask_little, small_recipe
+from run_recipes import ask_little, run_python, small_recipe
 from transformers.utils import logging as transformers_logging
 
 import ropepatch
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.progress import silent
 
 SEEDS = {"Python's random state", "numpy's random state", "torch's random state"}
 SETTERS = {"train"}  # their docstrings say that they set the seeds
@@ -39,17 +39,13 @@ def made(tmp_path_factory):
         "tiny", place / "extended", to="2x", reading=True
     ).folder
     ropepatch.evaluate(
-        "tiny", lengths="64", windows=2, out=place / "results", say=quiet
+        "tiny", lengths="64", windows=2, out=place / "results", say=silent
     )
     plan = ropepatch.plan("tiny", to="2x")
     adapter = ropepatch.train(
-        plan, place / "adapter", recipe=recipe(save="adapter"), say=quiet
+        plan, place / "adapter", recipe=recipe(save="adapter"), say=silent
     ).folder
     return {"extended": extended, "results": place / "results", "adapter": adapter}
-
-
-def quiet(line):
-    """Print nothing."""
 
 
 def recipe(**changes):
@@ -90,16 +86,18 @@ CALLS = {
         windows=3,
         haystacks=0,
         report=out.with_suffix(".html"),
-        say=quiet,
+        say=silent,
     ),
     "diagnose": lambda made, out, tiny: ropepatch.diagnose(made["extended"]),
     "evaluate": lambda made, out, tiny: ropepatch.evaluate(
-        "tiny", lengths="64", windows=2, say=quiet
+        "tiny", lengths="64", windows=2, say=silent
     ),
     "explore": lambda made, out, tiny: ropepatch.explore(
         "tiny", out=out.with_suffix(".html")
     ),
-    "extend": lambda made, out, tiny: ropepatch.extend("tiny", out, to="2x", say=quiet),
+    "extend": lambda made, out, tiny: ropepatch.extend(
+        "tiny", out, to="2x", say=silent
+    ),
     "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(
         made["extended"], out
     ),
@@ -123,7 +121,7 @@ CALLS = {
     "retrieve": retrieved(ropepatch.retrieve, keys=1),
     "swap": undone(lambda model: ropepatch.swap(model, "alibi")),
     "train": lambda made, out, tiny: ropepatch.train(
-        "tiny", out, recipe=recipe(), say=quiet
+        "tiny", out, recipe=recipe(), say=silent
     ),
     "train(dry)": lambda made, out, tiny: ropepatch.train(
         "tiny", recipe=recipe(), dry_run=True
@@ -133,8 +131,7 @@ CALLS = {
 
 def process_state():
     """The global state of the process, by name."""
-    loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values())]
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     return {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
@@ -158,7 +155,7 @@ def process_state():
             transformers_logging.is_progress_bar_enabled(),
         ),
         "environment": dict(os.environ),
-        "signals": handlers,
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
         "rcParams": dict(mpl.rcParams),
         "recursion limit": sys.getrecursionlimit(),
         "hooks": (sys.excepthook, sys.stdout, sys.stderr),
@@ -201,6 +198,4 @@ def test_the_table_of_calls_covers_every_api_function():
 @pytest.mark.slow
 def test_importing_the_planning_module_does_not_change_pythons_random_state():
     code = "import random; state = random.getstate(); import ropepatch.extension.planning; "
-    subprocess.run(
-        [sys.executable, "-c", f"{code}assert random.getstate() == state"], check=True
-    )
+    run_python("-c", f"{code}assert random.getstate() == state")

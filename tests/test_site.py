@@ -50,7 +50,7 @@ def pages(site) -> dict[Path, Page]:
     return {file: Page(file) for file in site.rglob("*.html")}
 
 
-def test_every_internal_link_of_the_site_leads_to_an_existing_page_and_anchor(pages):
+def test_every_internal_link_leads_to_a_page_and_anchor(pages):
     broken = []
     for file, page in pages.items():
         for link in page.links:

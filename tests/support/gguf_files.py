@@ -27,11 +27,8 @@ def write_gguf(path, architecture="llama", parts=1, scalar=None, tables=None, **
         "rope.freq_base": BASE,
     } | keys
     for key, value in stated.items():
-        name = (
-            key
-            if key.startswith(("general.", "tokenizer."))
-            else f"{architecture}.{key}"
-        )
+        whole = key.startswith(("general.", "tokenizer."))
+        name = key if whole else f"{architecture}.{key}"
         add = {
             bool: writer.add_bool,
             int: writer.add_uint32,

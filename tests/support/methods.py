@@ -3,13 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Rope
 
 STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
-LENGTH_DEPENDENT = [name for name, method in METHODS.items() if method.length_dependent]
 FACTORS = (1.0, 1.5, 2.0, 4.0, 16.0, 40.0)
 
 GEOMETRIES = {
@@ -20,9 +17,8 @@ GEOMETRIES = {
     "qwen3": Rope(128, 1e6, 32768),
     "gpt-oss": Rope(64, 1.5e5, 4096),
     "babyllama": Rope(16, 1e4, 256),
-    "partial": Rope(
-        32, 1e4, 2048
-    ),  # half of a head dimension of 64 rotates, as in GPT-NeoX models
+    # Half of a head dimension of 64 rotates, as in GPT-NeoX models
+    "partial": Rope(32, 1e4, 2048),
 }
 
 
@@ -31,7 +27,7 @@ def rising(pairs, first, last):
     return tuple(first + (last - first) * i / max(pairs - 1, 1) for i in range(pairs))
 
 
-# Examples of required parameters by name, as functions of the number of rotary pairs and the factor.
+# Examples of each required parameter by name, as functions of the number of rotary pairs and the factor.
 EXAMPLES: dict[str, Callable[[int, float], Any]] = {
     "rope_theta": lambda pairs, factor: 2e6 * factor,
     "divisors": lambda pairs, factor: rising(pairs, 1.0, factor),
@@ -46,15 +42,10 @@ NEED_MORE = [name for name in METHODS if METHODS[name].required()]
 def example(name, rope_pairs, factor=4.0):
     """An instance with its defaults, and examples for its required parameters."""
     required = METHODS[name].required()
-    for parameter in required:
-        if parameter not in EXAMPLES:
-            pytest.fail(
-                f"the tests have no example for the parameter {parameter!r} that {name!r} requires: "
-                f"add EXAMPLES[{parameter!r}] to tests/support/methods.py"
-            )
-    return METHODS[name](
-        factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required}
-    )
+    given = {
+        parameter: EXAMPLES[parameter](rope_pairs, factor) for parameter in required
+    }
+    return METHODS[name](factor=factor, **given)
 
 
 def applied(plan, raw):

@@ -8,7 +8,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from remapping_oracle import SMALL
 from tiny_models import tiny_model
-from transformers import PreTrainedModel
 
 from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.attention.remapped import remap_positions
@@ -30,13 +29,8 @@ TRAINED = ["learned", "shaw", "transformer-xl", "t5"]
 IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 
-OFTEN = {
-    "integer",
-    "nezha",
-    "rope",
-    "nope",
-    *TRAINED,
-}  # one of every kind; the others run in the sweep
+# One of every kind; the others run in the sweep
+OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}
 BY_NAME = [
     name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep)
     for name in ENCODINGS
@@ -86,8 +80,7 @@ def pickled(model):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    twin: PreTrainedModel = torch.load(file, weights_only=False)
-    return twin
+    return torch.load(file, weights_only=False)
 
 
 def apart(one, other):
