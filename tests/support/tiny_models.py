@@ -162,7 +162,6 @@ ODD: dict[str, dict[str, Any]] = {
         "n_recurrent_layers": 2,
         "n_output_layers": 1,
     },
-    "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {
         "head_dim": 32,
         "swa_num_attention_heads": 4,
