@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from tiny_models import tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -95,6 +95,22 @@ class IgnoresPositions(LlamaForCausalLM):
 
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         return super().forward(input_ids, use_cache=use_cache)
+
+
+def trained_gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """The gradients of all trained weights by name."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, [*trained.values()])
+    return dict(zip(trained, found, strict=True))
+
+
+def assert_near(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], share: float
+) -> None:
+    """Assert that gradients differ by less than a share of their norms."""
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).norm() <= share * theirs[name].norm(), name
 
 
 class Largest(TorchDispatchMode):

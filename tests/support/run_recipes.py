@@ -14,8 +14,10 @@ import yaml
 from checkpoint_folders import edit_json
 from transformers import TrainerCallback
 
+import ropepatch
 from ropepatch.evaluation.results import as_read
 from ropepatch.model.checkpoint import TINY
+from ropepatch.progress import silent
 from ropepatch.training import fine_tuning
 from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
 from ropepatch.training.run import Run
@@ -64,6 +66,16 @@ def fine_tune(plan, recipe, out, **how):
     run = Run(plan, recipe, Path(out).absolute(), **how)
     run.check()
     return fine_tuning.fine_tune(run)
+
+
+def yarn():
+    """The plan of the small recipe."""
+    return ropepatch.plan("tiny", to=512, method="yarn")
+
+
+def train(out, say=silent, **changes):
+    """Train the bundled checkpoint by the small recipe with some changes."""
+    return fine_tune(yarn(), small_recipe(**changes), out, say=say)
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from loss_models import shift_model
-from run_recipes import small_recipe
+from run_recipes import small_recipe, yarn
 
-import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.training import self_written as module
@@ -105,12 +104,11 @@ def test_a_training_reads_self_generated_text_three_times(
     tmp_path, small_parts, monkeypatch
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    plan = ropepatch.plan("tiny", to=512, method="yarn")
     data = small_recipe().data.model_copy(
         update={"sources": (Generated(generated="self"),)}
     )
     recipe = small_recipe(data=data, distil=Distil())
-    supply = read_supply(Run(plan, recipe, tmp_path / "out"))
+    supply = read_supply(Run(yarn(), recipe, tmp_path / "out"))
     held_out = sum(map(len, supply.pieces))
     assert supply.notes == [
         f"self-generated text: 12 documents, {supply.tokens // 3 + held_out} tokens"

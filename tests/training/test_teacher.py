@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from loss_models import build, tokens
+from loss_models import assert_near, build, tokens, trained_gradients
 from run_recipes import small_recipe
 
 import ropepatch
@@ -72,28 +72,13 @@ def read_alone(model, ids, lengths):
 
 def state(model):
     """All state of a model that another forward pass could change."""
-    parts = [
-        (
-            name,
-            id(part),
-            part.training,
-            POSITIONS_SLOT in vars(part),
-            vars(part).get("forward"),
-        )
-        for name, part in model.named_modules()
-    ]
-    trained = [
-        (name, id(parameter), parameter.requires_grad)
-        for name, parameter in model.named_parameters()
-    ]
-    flags = [vars(part).get("_disable_adapters") for part in model.modules()]
-    return [
-        parts,
-        trained,
-        flags,
-        model.base_model.model.config.to_dict(),
-        model.base_model.model.config._attn_implementation,
-    ]
+    parts, config = [], model.base_model.model.config
+    for name, part in model.named_modules():
+        own = vars(part)
+        switches = [own.get(key) for key in ("forward", "_disable_adapters")]
+        parts.append((name, id(part), part.training, POSITIONS_SLOT in own, switches))
+    trained = [(name, id(p), p.requires_grad) for name, p in model.named_parameters()]
+    return [parts, trained, config.to_dict(), config._attn_implementation]
 
 
 LORAS = {
@@ -128,6 +113,11 @@ def test_the_teacher_is_the_base_model_whatever_the_student(lora, lengths, field
     assert state(student) == before
 
 
+def taught(student, packed, teacher):
+    head, distilled = linear_head(student), teacher.loss(packed)
+    return causal_lm_loss(student, packed, head=head, distilled=distilled)
+
+
 def naive(student, stock, packed, lengths):
     """The oracle: two models side by side, and all logits of both, at T = 2."""
     p = (read_alone(stock, packed["input_ids"], lengths) / 2).log_softmax(-1)
@@ -147,29 +137,12 @@ def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
         ropepatch.patch(stock, "rerope", to=TARGET)
     if checkpointing:
         recompute_activations(student.base_model.model)
-    found, gradients = {}, {}
-    for way in ("ours", "naive"):
-        student.zero_grad()
-        with packed_attention(student):
-            if way == "ours":
-                head = linear_head(student)
-                loss = causal_lm_loss(
-                    student, packed, head=head, distilled=teacher.loss(packed)
-                )
-            else:
-                loss = naive(student, stock, packed, lengths)
-            loss.backward()
-        found[way] = loss.item()
-        gradients[way] = {
-            name: p.grad.clone()
-            for name, p in student.named_parameters()
-            if p.requires_grad
-        }
-    assert found["ours"] == pytest.approx(found["naive"], rel=1e-4)
-    for name, gradient in gradients["ours"].items():
-        assert (gradient - gradients["naive"][name]).norm() <= 1e-3 * gradients[
-            "naive"
-        ][name].norm(), name
+    with packed_attention(student):
+        ours = taught(student, packed, teacher)
+        gradients = trained_gradients(student, ours)
+        theirs = naive(student, stock, packed, lengths)
+        assert_near(gradients, trained_gradients(student, theirs), 1e-3)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "granite"])
@@ -183,19 +156,11 @@ def test_a_student_that_is_its_teacher_learns_nothing(family):
     packed = batch(SHORT)
     teacher = Teacher(student, 10**6, None, Distil(temperature=2.0))
     with packed_attention(student):
-        head = linear_head(student)
-        loss = causal_lm_loss(
-            student, packed, head=head, distilled=teacher.loss(packed)
-        )
-        loss.backward()
-    assert (head is None) == (family == "granite")
-    assert loss == 0
-    assert not any(p.grad.any() for p in student.parameters() if p.requires_grad)
-    with packed_attention(moved(student)):
-        assert (
-            causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
-            > 1e-4
-        )
+        assert (linear_head(student) is None) == (family == "granite")
+        loss = taught(student, packed, teacher)
+        assert loss == 0
+        assert not any(g.any() for g in trained_gradients(student, loss).values())
+        assert taught(moved(student), packed, teacher) > 1e-4
 
 
 def test_what_has_no_teacher_is_refused():

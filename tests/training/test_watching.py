@@ -1,9 +1,8 @@
 """The short-context check: what a training changed within the original length."""
 
 import pytest
-from run_recipes import fine_tune, small_recipe
+from run_recipes import train
 
-import ropepatch
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.trainer import short_context_check
@@ -35,7 +34,8 @@ def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("ropepatch.training.self_written.SHARD", 2048)
     sources = (Generated(generated="self"), Generated(generated="questions"))
-    recipe = small_recipe(
+    fine_tuned = train(
+        tmp_path / "out",
         data=Data(
             sources=sources, windows=(64, 256), tokens_per_batch=256, boundaries=False
         ),
@@ -44,7 +44,5 @@ def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch
         watch=Watch(every=100, windows=4, passkey_trials=0),
         trainer={"max_steps": 4, "learning_rate": 0.3, "warmup_steps": 0},
     )
-    plan = ropepatch.plan("tiny", to=512, method="yarn")
-    fine_tuned = fine_tune(plan, recipe, tmp_path / "out")
     assert (fine_tuned.path / "model.safetensors").is_file()
     assert not fine_tuned.record.training.short_context.passed

@@ -6,9 +6,14 @@ import signal
 import threading
 
 import pytest
-from run_recipes import interrupted, run_python, small_recipe, write_recipe_and_suite
+from run_recipes import (
+    interrupted,
+    run_python,
+    small_recipe,
+    write_recipe_and_suite,
+    yarn,
+)
 
-import ropepatch
 from ropepatch.evaluation import measuring
 from ropepatch.training import fine_tuning
 
@@ -123,9 +128,7 @@ def test_nohup_keeps_a_command_running_when_the_terminal_closes(tmp_path):
 def test_an_interrupted_training_leaves_no_tracker_threads(tmp_path):
     recipe = small_recipe(trainer={"report_to": "tensorboard"})
     before = {*threading.enumerate()}
-    interrupted(
-        ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1
-    )
+    interrupted(yarn(), recipe, tmp_path / "out", "step_begin", 1)
     for thread in {*threading.enumerate()} - before:
         thread.join(30)  # one that feeds a queue ends shortly after the queue is closed
     assert {*threading.enumerate()} == before
