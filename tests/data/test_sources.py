@@ -212,9 +212,6 @@ def test_streaming_needs_no_memory_for_the_whole_file(tmp_path, suffix):
     assert peak < 200 * len(story)  # the file has 1200 stories
 
 
-# local_files
-
-
 # saved datasets and tables
 
 

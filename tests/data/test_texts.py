@@ -109,8 +109,9 @@ def test_too_few_documents_are_a_warning_and_none_an_error(tokenizer, caplog):
 # windows
 
 
-def windows(tokenizer, documents, **options):
-    return [ids for _, ids in cut_windows(tokenizer, documents, **options)]
+def windows(tokenizer, documents, length, count=None, **options):
+    cut = cut_windows(tokenizer, documents, length=length, count=count, **options)
+    return [ids for _, ids in cut]
 
 
 def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
@@ -118,9 +119,7 @@ def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
     stream = [BOS, *ids_of("abc"), 5, 6, 8, 9, BOS, *ids_of("a")]
     for length, begins in ((3, (0, 3, 6)), (5, (0, 5))):
         expected = [stream[begin : begin + length] for begin in begins]
-        assert (
-            windows(tokenizer, iter(documents), length=length, count=None) == expected
-        )
+        assert windows(tokenizer, iter(documents), length=length) == expected
 
 
 def test_each_window_begins_with_bos_where_a_family_needs_it(tokenizer):
@@ -130,17 +129,17 @@ def test_each_window_begins_with_bos_where_a_family_needs_it(tokenizer):
         [BOS, *ids_of("de"), BOS],
         [BOS, *ids_of("gh"), BOS],
     ]
-    assert windows(tokenizer, documents, length=4, count=None, bos="window") == expected
+    assert windows(tokenizer, documents, length=4, bos="window") == expected
 
 
 def test_texts_are_joined_without_bos(tokenizer):
     both = [EOS, *ids_of("abc"), EOS, *ids_of("de")]
     for splitter in (tokenizer, letter_tokenizer(eos_token="</s>")):
-        cut = windows(splitter, ["abc", "de"], length=7, count=None, bos="none")
+        cut = windows(splitter, ["abc", "de"], length=7, bos="none")
         assert cut == [both]
     only_end = letter_tokenizer(eos_token="</s>")
-    assert windows(only_end, ["abc", "de"], length=7, count=None) == [both]
-    bare = windows(letter_tokenizer(), ["abc", "de"], length=5, count=None, bos="none")
+    assert windows(only_end, ["abc", "de"], length=7) == [both]
+    bare = windows(letter_tokenizer(), ["abc", "de"], length=5, bos="none")
     assert bare == [ids_of("abcde")]
 
 
@@ -153,7 +152,7 @@ def test_windows_are_spread_evenly_over_the_stream(count, expected):
         "abcdefgh"[i % 8] * 3 for i in range(10)
     )  # ten windows, each of its own letter
     chosen = windows(letter_tokenizer(), [text], length=3, count=count)
-    everything = windows(letter_tokenizer(), [text], length=3, count=None)
+    everything = windows(letter_tokenizer(), [text], length=3)
     assert chosen == [everything[i] for i in expected]
 
 
