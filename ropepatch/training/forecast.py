@@ -29,6 +29,7 @@ from ropepatch.training.recipe import Recipe
 
 BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long
 SHARE = 3 / 4  # of the memory of a device
+KEPT = 1 / 4  # of it, up to which activations are kept instead of recomputed
 MOST_HOURS = 1.0
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 
@@ -155,7 +156,8 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
     """Set the learning rate of a recipe for a model, and its sequences as long as the device allows.
 
     The device must have the memory and finish in about an hour. The lengths tried are the target, then 4 and
-    2 times the original length at skipped positions, then the original length.
+    2 times the original length at skipped positions, then the original length. If activations take little of
+    the memory, they are kept and not recomputed, which saves time and changes no weight.
 
     Returns:
         The recipe, and a line with the length and the reason.
@@ -172,7 +174,7 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
     }
     recipe = recipe.model_copy(update=own)
     room = relative_length(recipe.data.tokens_per_batch, window)
-    available = SHARE * memory_of(best_device()) / GIB
+    memory = memory_of(best_device()) / GIB
     reason = ""  # for sequences shorter than the target
     lengths = [target]
     lengths += [times * window for times in BETWEEN if times * window < target]
@@ -194,13 +196,17 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
             where = "(the target length)"
         made = recipe.model_copy(update=changes)
         cost = forecast(made, plan, counted).cost
-        if cost.memory <= available and cost.hours <= MOST_HOURS:
-            return made, f"training on sequences of {length:,} tokens {where}{reason}"
+        if cost.memory <= SHARE * memory and cost.hours <= MOST_HOURS:
+            break
         reason = reason or (
-            f": {length:,} tokens take {cost.memory:.2g} GiB of {available:.2g}, "
+            f": {length:,} tokens take {cost.memory:.2g} GiB of {SHARE * memory:.2g}, "
             f"and {cost.hours:.1f} h on {cost.card}"
         )
-    length = min(window, room)
-    data = recipe.data.model_copy(update={"windows": (length,)})
-    note = f"training on sequences of {length:,} tokens at skipped positions{reason}"
-    return recipe.model_copy(update={"data": data}), note
+    else:
+        length, where = min(window, room), "at skipped positions"
+        data = recipe.data.model_copy(update={"windows": (length,)})
+        made = recipe.model_copy(update={"data": data})
+    kept = made.model_copy(update={"gradient_checkpointing": False})
+    if forecast(kept, plan, counted).cost.memory <= KEPT * memory:
+        made = kept
+    return made, f"training on sequences of {length:,} tokens {where}{reason}"

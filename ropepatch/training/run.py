@@ -60,6 +60,7 @@ NOT_DECISIVE: dict[str, Any] = {
     "method": True,
     "watch": True,
     "save": True,
+    "gradient_checkpointing": True,
     "trainer": {*FREE},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }

@@ -76,7 +76,7 @@ def test_story_probabilities_equal_those_of_all_sentences_with_all_values(
         for form in kind.forms
     ]
     oracle = Stories(tokenizer, sentences)
-    assert all(off(narrator.tale(300, seed), oracle) < EXACT for seed in range(4))
+    assert all(off(narrator.tale(300, seed), oracle) < EXACT for seed in range(2))
 
 
 def test_probabilities_of_small_stories_equal_those_of_all_sentences(tokenizer):

@@ -351,6 +351,13 @@ def test_whole_trained_weights_are_written_and_embeddings_stay_tied(tmp_path, lo
     assert record_of(folder)["verified"]["logits"] == "equal"
 
 
+@pytest.mark.slow
+def test_recomputed_activations_change_nothing(tmp_path, fine_tuned):
+    interrupted(yarn(), small_recipe(), tmp_path / "out", "step_end", 3)
+    folder = train(tmp_path / "out", gradient_checkpointing=True).path
+    assert model_bytes(folder) == model_bytes(fine_tuned)
+
+
 def test_an_adapter_is_loaded_with_its_rope(adapter):
     names = {path.name for path in adapter.iterdir()}
     assert names == {

@@ -1,7 +1,7 @@
 """The short-context check: what a training changed within the original length."""
 
 import pytest
-from run_recipes import train
+from run_recipes import ask_little, train
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
@@ -33,6 +33,7 @@ def test_a_short_context_check_fails_only_beyond_its_noise():
 def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("ropepatch.training.self_written.SHARD", 2048)
+    ask_little(monkeypatch)
     sources = (Generated(generated="self"), Generated(generated="questions"))
     fine_tuned = train(
         tmp_path / "out",

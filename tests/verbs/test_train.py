@@ -229,6 +229,7 @@ def test_distillation_uses_the_longest_sequences_that_fit_the_device(
     assert recipe.data.boundaries == (length == 256)
     if length > 256:
         assert recipe.distil.remapping == {"name": "rerope", "window": 192}
+    assert recipe.gradient_checkpointing == (gib < 1)
     assert reason in lines[0]
 
 
