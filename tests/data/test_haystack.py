@@ -48,9 +48,13 @@ def made(name="bundled", **changes):
     return list(haystacks_of(**changes).make(TOKENIZERS[name]()))
 
 
+def plain(*texts):
+    """Texts without spaces, which some tokenizers do not restore."""
+    return re.sub(r"\s", "", "".join(texts)).lower()
+
+
 def written(name, ids):
-    """The decoded text without spaces, which some tokenizers do not restore."""
-    return re.sub(r"\s", "", TOKENIZERS[name]().decode(ids)).lower()
+    return plain(TOKENIZERS[name]().decode(ids))
 
 
 @pytest.mark.parametrize(
@@ -98,9 +102,9 @@ def test_the_longest_prompt_is_exact_and_needles_end_as_recorded(name, texts):
 @pytest.mark.parametrize("name", FITTING)
 def test_single_key_prompts_are_passkey_prompts_of_exactly_the_length(name):
     lengths = [150, 151, 290]
-    haystacks = made(name, lengths=lengths, keys=1, kinds=("passkey",), count=5)
+    haystacks = made(name, lengths=lengths, keys=1, kinds=("passkey",), count=2)
     assert [list(haystack.stops) for haystack in haystacks] == [
-        [n] for n in lengths for _ in range(5)
+        [n] for n in lengths for _ in range(2)
     ]
     for haystack in haystacks:
         ((length, (question,)),) = haystack.asked.items()
@@ -108,15 +112,10 @@ def test_single_key_prompts_are_passkey_prompts_of_exactly_the_length(name):
         assert len(prompt) == length
         text, key = written(name, prompt), written(name, question.answer)
         assert len(key) == 5
-        needle = PASSKEY.needle.replace("{key}", key).replace(" ", "").lower()
-        assert text.endswith(
-            f"{''.join(PASSKEY.question).replace(' ', '').lower()}{key}"
-        )
-        before, after = text.split(needle)
-        filler = "".join(PASSKEY.filler).replace(" ", "").lower()
-        intro = PASSKEY.intro.replace(" ", "").lower()
-        body = (before.partition(intro)[2] + after).partition("whatis")[0]
-        assert (filler * 9).endswith(body)
+        assert text.endswith(plain(*PASSKEY.question, key))
+        before, after = text.split(plain(PASSKEY.needle.replace("{key}", key)))
+        body = (before.partition(plain(PASSKEY.intro))[2] + after).partition("whatis")
+        assert plain(*PASSKEY.filler * 9).endswith(body[0])
         assert TOKENIZERS[name]().bos_token_id in (None, *prompt[:1].tolist())
 
 
@@ -244,11 +243,7 @@ def test_a_chat_template_surrounds_the_haystack_and_precedes_the_answer():
     tokenizer = TOKENIZERS["bundled"]()
     for haystack in made(chat=("<s>User: ", "\nAssistant: ")):
         assert haystack.ids[:2].tolist() != [tokenizer.bos_token_id] * 2
-        assert (
-            tokenizer.decode(haystack.ids)
-            .replace(" ", "")
-            .startswith(f"<s>User:{INTRO}".replace(" ", ""))
-        )
+        assert written("bundled", haystack.ids).startswith(plain("<s>User:", INTRO))
         for question in haystack.asked[LENGTHS[0]]:
             assert re.search(r"[?.]\s*Assistant:\s*\w", tokenizer.decode(question.ids))
 
@@ -305,7 +300,7 @@ def test_tokenizers_that_cannot_write_or_separate_an_answer_are_rejected():
         made("spanning")
     neox = TOKENIZERS["neox"]()
     assert neox.unk_token_id == neox.bos_token_id
-    assert made("neox", kinds=("number",))
+    assert made("neox", kinds=("number",), count=1)
 
 
 def induced(prompt):

@@ -100,9 +100,7 @@ def test_non_finite_logits_raise_a_one_line_error():
         generated(model, Marks(1), 64, draws(), 2)
 
 
-def test_a_training_reads_self_generated_text_three_times(
-    tmp_path, small_parts, monkeypatch
-):
+def test_a_training_reads_self_generated_text_three_times(tmp_path, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     data = small_recipe().data.model_copy(
         update={"sources": (Generated(generated="self"),)}
