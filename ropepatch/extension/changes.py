@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -101,8 +101,8 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     unscaled = scaling_change(
         config, make_scaling("none", factor=target / config.window), target
     )
-    if config.is_part or config.custom or config.stand_in:  # in memory only
-        return unscaled
+    if config.is_part or config.is_quantised or config.custom or config.stand_in:
+        return unscaled  # in memory only
     keys = remapping_keys(config, method, target)
     code = {CODE: remapping_code(config.model_type, config.site.path)}
     return replace(unscaled, keys={**unscaled.keys, **keys}, code=code)
@@ -134,38 +134,19 @@ def scaling_change(
     Raises:
         RopepatchError: If there is none.
     """
-    distance = math.inf
-    others = {
-        key: table
-        for key, table in config.other_frequencies.items()
-        if key != UP_TO_SWITCH or not static
-    }
+    others = dict(config.other_frequencies)
+    if static:
+        others.pop(UP_TO_SWITCH, None)
     for change in _candidates(config, scaling, target, static):
-        apart = _distance_from_stock(config, change, others)
-        if apart == 0:
-            return change
-        distance = min(distance, apart)
+        with suppress(RopepatchError):
+            stock = config.changed(change.keys)
+            exact = stock.frequencies.distance(change.frequencies) == 0
+            if exact and others.items() <= stock.other_frequencies.items():
+                return change
     raise RopepatchError(
-        f"no config.json makes transformers compute these frequencies for {config.model_type} "
-        f"(off by at least {distance:.1e})",
+        f"no config.json makes transformers compute these frequencies for {config.model_type}",
         hint="please report the model type; nothing was written",
     )
-
-
-def _distance_from_stock(
-    config: Config, change: Change, others: Mapping[str, list[float]]
-) -> float:
-    """Return 0 if stock transformers computes exactly these frequencies, infinity if it raises."""
-    try:
-        changed = config.changed(change.keys)
-        distance = changed.frequencies.distance(change.frequencies)
-        return (
-            distance
-            if others.items() <= changed.other_frequencies.items()
-            else math.inf
-        )
-    except RopepatchError:
-        return math.inf
 
 
 def _candidates(
@@ -174,7 +155,12 @@ def _candidates(
     """Yield the changes of config.json for each form of a scaling, with and without the older keys."""
     by_layer = differs_by_layer(config.text)  # whose class is newer than those keys
     nulls = {"rope_scaling"} if config.model_type in SCALED_BY_DEFAULT else set()
-    for parameters, frequencies in _forms(config, scaling, target, static):
+    current = config.rope_parameters
+    for parameters, frequencies in saved_ropes(config, scaling, target):
+        if switches(current) and not static:  # `longrope`, since it is scaled already
+            kept = {key: current[key] for key in ("short_factor", ORIGINAL)}
+            parameters |= kept | {"factor": target / current[ORIGINAL]}
+            parameters |= _mscales(frequencies.attention_factor)
         keys = _keys_of(config, parameters, target)
         older_keys = [] if by_layer else [legacy_keys(config.stated, parameters)]
         for older in (*older_keys, {"rope_scaling": None}):
@@ -190,34 +176,27 @@ def _candidates(
 SavedRope = tuple[dict[str, Any], Frequencies]
 
 
-def saved_ropes(
-    scaling: Scaling, rope: Rope, current: dict[str, Any], to: int
-) -> Iterator[SavedRope]:
+def saved_ropes(config: Config, scaling: Scaling, to: int) -> Iterator[SavedRope]:
     """Yield the forms of a scaling in `rope_parameters`, the most widely supported first.
 
     Without scaling, first the unchanged parameters, if they do not depend on the length. Then the native rope
-    type (for linear on linear, with both factors), then `longrope` with equal lists, which can express any
-    static frequencies.
+    type (for linear on linear, with both factors; `proportional` scales only its first pairs), then `longrope`
+    with equal lists, which can express any static frequencies.
 
     Args:
+        config: The model; other keys of its `rope_parameters` (of the scaled layer type) are kept.
         scaling: The scaling to save.
-        rope: The RoPE that it scales.
-        current: The model's current `rope_parameters` (of one layer type); other keys are kept.
         to: The new max_position_embeddings, in tokens.
     """
-    if isinstance(scaling, Unscaled) and current.get("rope_type") in KEPT_AT_ANY_LENGTH:
+    rope, current = config.rope, config.rope_parameters
+    kind = current.get("rope_type")
+    if isinstance(scaling, Unscaled) and kind in KEPT_AT_ANY_LENGTH:
         yield dict(current), scaling.frequencies(rope)
-    # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
-    proportional = (
-        {"partial_rotary_factor"}
-        if current.get("rope_type") == "proportional"
-        else set()
-    )
-    own = {
-        key: value
-        for key, value in current.items()
-        if key not in SCALING_KEYS | proportional
-    }
+    own = {key: value for key, value in current.items() if key not in SCALING_KEYS}
+    own["rope_theta"] = rope.rope_theta
+    if kind == "proportional":
+        # The share of pairs that rotate; in other types D / head_dim
+        own.pop("partial_rotary_factor", None)
     # A query temperature uses the original length that the model was trained with.
     kept = (
         {ORIGINAL: current[ORIGINAL]}
@@ -226,41 +205,25 @@ def saved_ropes(
     )
     if native := scaling.native(rope):
         # The softmax scale uses its keys
-        if native["rope_type"] == current.get("rope_type") == "yarn":
-            kept |= {
-                key: current[key]
-                for key in ("mscale", "mscale_all_dim")
-                if key in current
-            }
-        parameters = own | {"rope_theta": rope.rope_theta} | native | kept
-        length = None
+        if native["rope_type"] == kind == "yarn":
+            names = current.keys() & {"mscale", "mscale_all_dim"}
+            kept |= {key: current[key] for key in names}
+        parameters, length = own | native | kept, None
         if native["rope_type"] == "longrope":
             a, length = native["attention_factor"], to
             parameters |= (
                 _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
             )
         yield parameters, scaling.frequencies(rope, length)
-    elif current.get("rope_type") == "proportional":
-        yield from _proportional(scaling, rope, current)
-    elif scaling.name == current.get("rope_type") == "linear":
-        both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
-        parameters = own | {"rope_theta": rope.rope_theta} | both | kept
-        yield parameters, scaling.frequencies(rope)
+    elif scaling.name == "linear" and kind in ("linear", "proportional"):
+        stated = own | {"rope_type": kind} | kept if kind == "linear" else current
+        factor = current.get("factor", 1.0) * scaling.factor
+        yield stated | {"factor": factor}, scaling.frequencies(rope)
+    elif scaling.name == "ntk" and kind == "proportional" and not rope.is_scaled:
+        theta = ntk_theta(rope, scaling.factor)
+        yield current | {"rope_theta": theta}, scaling.frequencies(rope)
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
-
-
-def _proportional(
-    scaling: Scaling, rope: Rope, current: dict[str, Any]
-) -> Iterator[SavedRope]:
-    """Yield `proportional` forms, which scale only the first pairs: one divisor, or another base."""
-    frequencies = scaling.frequencies(rope)
-    if scaling.name == "linear":
-        factor = current.get("factor", 1.0) * scaling.factor
-        yield current | {"factor": factor}, frequencies
-    elif scaling.name == "ntk" and not rope.is_scaled:
-        theta = ntk_theta(rope, scaling.factor)
-        yield current | {"rope_theta": theta}, frequencies
 
 
 def as_longrope(
@@ -268,17 +231,15 @@ def as_longrope(
 ) -> SavedRope:
     """Return static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
 
-    The arguments are those of `saved_ropes`, and the model's ``own`` keys of `rope_parameters`. With an
-    attention factor of 1, all engines that support longrope agree.
+    The model's ``own`` keys of `rope_parameters` are kept. With an attention factor of 1, all engines that
+    support longrope agree.
     """
     ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
     a = frequencies.attention_factor
     longrope = longrope_parameters(
         rope, 1.0, a, short=tuple(ratios), long=tuple(ratios)
     )
-    parameters = (
-        own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to, own)
-    )
+    parameters = own | longrope | _lengths(a, rope, to, own)
     inv_freq = 1.0 / (
         torch.tensor(ratios, dtype=torch.float32, device="cpu")
         * rope.rope_theta ** rope.exponents()
@@ -315,26 +276,6 @@ def _mscales(attention_factor: float) -> dict[str, float]:
     }
 
 
-def _forms(
-    config: Config, scaling: Scaling, to: int, static: bool
-) -> Iterator[SavedRope]:
-    """Yield the forms of a scaling; last those without a partial_rotary_factor that default RoPE ignores."""
-    current = config.rope_parameters
-    forms = saved_ropes(scaling, config.rope, current, to)
-    if "partial_rotary_factor" in current:
-        full = current | {"partial_rotary_factor": 1.0}
-        forms = chain(forms, saved_ropes(scaling, config.rope, full, to))
-    if static or not switches(current):
-        yield from forms
-        return
-    kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {
-        "factor": to / current[ORIGINAL]
-    }
-    for parameters, frequencies in forms:  # `longrope`, since it is scaled already
-        mscales = _mscales(frequencies.attention_factor)
-        yield parameters | kept | mscales, frequencies
-
-
 def _keys_of(config: Config, parameters: dict[str, Any], to: int) -> dict[str, Any]:
     text, window = config.text, config.window
     # transformers requires this for `longrope` with head sizes that differ by layer.
@@ -367,15 +308,10 @@ def _gguf_change(model: GgufModel, scaling: Method, target: int) -> Change:
     Raises:
         RopepatchError: If it cannot compute it in this architecture.
     """
-    if not isinstance(scaling, Scaling):
+    if not isinstance(scaling, Scaling) or scaling.length_dependent:
         raise RopepatchError(
-            f"a GGUF file cannot contain {scaling.name}: it is a position remapping",
-            hint="extend the safetensors checkpoint, or use another method",
-        )
-    if scaling.length_dependent:
-        raise RopepatchError(
-            f"a GGUF file cannot contain {scaling.name}: its frequencies depend on the length",
-            hint=f"use a static method, e.g. {argument('method', 'yarn')}",
+            f"a GGUF file cannot contain {scaling.name}, only frequencies for all lengths",
+            hint=f"use {argument('method', 'yarn')}, or extend the safetensors checkpoint",
         )
     if scaling.changes_frequencies and not model.rotates:
         raise RopepatchError(
@@ -490,10 +426,10 @@ class Planned:
         Raises:
             RopepatchError: If it cannot be found, or is another than that of a model in memory.
         """
-        _ = self.config  # no GGUF file
+        config = self.config  # an error for a GGUF file
         assert not isinstance(self.source, GgufModel)
         source = self.source.complete(include)
-        if source.config.rope != self.config.rope:
+        if source.config.rope != config.rope:
             raise changed_since(self.source.name)
         return source
 
@@ -518,9 +454,7 @@ class Planned:
     @cached_property
     def rope_parameters(self) -> dict[str, Any]:
         """The new `rope_parameters`, of the global layers if types differ; empty for GGUF and without RoPE."""
-        if isinstance(self.source, GgufModel):
-            return {}
-        if not self.config.has_rope:
+        if isinstance(self.source, GgufModel) or not self.config.has_rope:
             return {}
         return self.config.site.of(self.change.keys["rope_parameters"])
 

@@ -118,9 +118,7 @@ class WrittenRope:
     def window(self) -> int:
         """The original length that an engine uses, in tokens."""
         stated = self.parameters.get(ORIGINAL)
-        if isinstance(stated, int | float):
-            return int(stated)
-        return self.rope.original_max_position_embeddings
+        return int(stated or self.rope.original_max_position_embeddings)
 
     @property
     def reach(self) -> int:
@@ -135,15 +133,6 @@ class WrittenRope:
                 self.factor, self.parameters.get("mscale", 1.0), of_softmax
             )
         return yarn_temperature(self.factor)
-
-    @property
-    def by_mlx(self) -> float:
-        """The attention factor of mlx-lm."""
-        if self.kind == "longrope":
-            return longrope_attention_factor(self.target / self.window, self.window)
-        if self.kind == "yarn" and self.factor == 1:
-            return 1.0
-        return self.attention_factor
 
     @property
     def attention_factor(self) -> float:
@@ -167,9 +156,7 @@ HALVES: Row = "yes", "only for Llama-style (half-split) RoPE"
 
 
 def _transformers_5(rope: WrittenRope, switch: str) -> Iterator[Row]:
-    if rope.kind == "dynamic":
-        yield STALE
-    if rope.kind == "longrope" and switches(rope.parameters):
+    if rope.kind == "dynamic" or switches(rope.parameters):
         yield STALE
 
 
@@ -264,12 +251,17 @@ def _llama_cpp(rope: WrittenRope, switch: str) -> Iterator[Row]:
 def _mlx_lm(rope: WrittenRope, switch: str) -> Iterator[Row]:
     if rope.kind == "dynamic":
         yield STALE
-    if rope.kind == "longrope" and switches(rope.parameters):
+    if switches(rope.parameters):
         yield "partly", "uses long_factor at every length"
-    if not rope.has(rope.by_mlx):
+    a = rope.attention_factor
+    if rope.kind == "longrope":
+        a = longrope_attention_factor(rope.target / rope.window, rope.window)
+    if rope.kind == "yarn" and rope.factor == 1:
+        a = 1.0
+    if not rope.has(a):
         yield (
             "partly",
-            f"uses {rope.by_mlx:.4f} as attention factor; `ropepatch export --fold-attention` may help",
+            f"uses {a:.4f} as attention factor; `ropepatch export --fold-attention` may help",
         )
     if rope.kind == "yarn" and not rope.parameters.get("truncate", True):
         yield TRUNCATED

@@ -46,9 +46,8 @@ def write(
     Raises:
         RopepatchError: If the file exists or cannot be written, or the source has changed.
     """
-    file, planned = check_place(source, out), source
+    file, keys, planned = check_place(source, out), plan.change.keys, source
     source = GgufModel.find(planned.name, planned.original)
-    keys = plan.change.keys
     tensors = {
         name: None if table is None else np.array(table, dtype=np.float32)
         for name, table in plan.change.tables.items()

@@ -156,9 +156,10 @@ def plan_method(
     try:
         return plan_by(source, *method_for(source, method, parameters, to))
     except RopepatchError as error:
-        if error.__cause__ is None or isinstance(config, GgufModel):
-            raise
-        if reason := explained(config):
+        reason = None
+        if error.__cause__ and isinstance(config, Config):
+            reason = explained(config)
+        if reason:
             raise reason from error
         raise
 
@@ -306,11 +307,6 @@ def _of_earlier_scaling(plan: Planned, config: Config) -> Iterator[str]:
     window, stated = config.window, config.rope_parameters
     if config.rope.is_scaled:
         yield f"the model is already scaled to {window} tokens{plan.method.on_top()}"
-    if config.tied_yarn:
-        yield (
-            f"YaRN's factor changes from {stated['factor']:g} to {plan.factor:g} (original length "
-            f"{window}), and the softmax scale changes with it (mscale_all_dim)"
-        )
     if switches(stated):
         yield (
             f"texts of up to {stated[ORIGINAL]} tokens keep the frequencies of short_factor; the attention "
@@ -330,11 +326,6 @@ def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
     if other := config.stand_in:
         code = other.unloaded or "its remote code is kept, and not run"
         yield f"{code}: only config.json changes, read as {other.model_type}"
-        if other.unloaded and plan.change.frequencies.attention_factor != 1:
-            yield (
-                "code of other makers may derive the attention factor itself: with "
-                "attention_factor=1 all readers agree"
-            )
     elif config.raw.get("auto_map"):
         yield "auto_map (remote code) is dropped from config.json: transformers has this architecture"
     local = config.local_rope

@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -101,17 +102,11 @@ class ShortContextCheck(Part):
         interval: tuple[float, float] | None = None,
     ) -> Self:
         """Compare two losses, with the interval of the relative increase."""
-        rise = now / base - 1
         low, high = interval or (None, None)
-        return cls.model_construct(
-            base=base,
-            now=now,
-            increase=rise,
-            low=low,
-            high=high,
-            most=most,
-            passed=(rise if low is None else low) <= most,
+        check = cls.model_construct(
+            base=base, now=now, increase=now / base - 1, low=low, high=high
         )
+        return check.limited(most)
 
     def limited(self, most: float) -> Self:
         """Return the same comparison with another limit."""
@@ -318,15 +313,13 @@ def lineage(folder: Path, weights: str | None) -> list[Record]:
 
     Empty for any other checkpoint, and if its record is unreadable or belongs to other weights.
     """
-    try:
-        record = read(folder) if exists(folder) else None
-    except RopepatchError:
-        return []
-    if record is None or record.weights != weights:
-        return []
-    records = [record]
-    while (earlier := records[-1].earlier) is not None:
-        records.append(earlier)
+    records: list[Record] = []
+    with suppress(RopepatchError):
+        record = read(folder)
+        if record.weights == weights:
+            records.append(record)
+    while records and records[-1].earlier:
+        records.append(records[-1].earlier)
     return records
 
 
@@ -356,20 +349,13 @@ def stated_by_card(folder: Path) -> dict[str, Any]:
     """Read the licence and language from the model card (README.md), for derived models."""
     from huggingface_hub import metadata_load
 
-    try:
-        metadata = metadata_load(folder / "README.md") or {}
     # No card, or invalid metadata: PyYAML passes on errors of int() and others
-    except Exception:
-        return {}
-    stated = {key: metadata.get(key) for key in Base.model_fields}
-    return {key: value for key, value in stated.items() if _is_stated(value)}
-
-
-def _is_stated(value: Any) -> bool:
-    texts = [value] if isinstance(value, str) else value
-    return isinstance(texts, list) and all(
-        isinstance(text, str) and text.isprintable() for text in texts
-    )
+    with suppress(Exception):
+        stated = metadata_load(folder / "README.md") or {}
+        return Base.model_validate(stated).model_dump(
+            include={*Base.model_fields}, exclude_none=True
+        )
+    return {}
 
 
 def shown_name(name: str) -> str:
@@ -418,13 +404,10 @@ def without_paths(content: Any) -> Any:
         return [without_paths(item) for item in content]
     if not isinstance(content, dict):
         return content
-    shown = {key: without_paths(value) for key, value in content.items()}
-    for key, show in SHOWN.items():
-        value = shown.get(key)
-        if isinstance(value, str):
-            shown[key] = show(value)
-        elif isinstance(value, list):
-            shown[key] = [
-                show(item) if isinstance(item, str) else item for item in value
-            ]
-    return shown
+    return {key: _shown(key, without_paths(value)) for key, value in content.items()}
+
+
+def _shown(key: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_shown(key, item) for item in value]
+    return SHOWN[key](value) if key in SHOWN and isinstance(value, str) else value

@@ -18,7 +18,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ropepatch.attention import Remapping, modeling_position_remapping
 from ropepatch.attention.interchange import POSITIONS_SLOT
-from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE
 from ropepatch.model.config import (
@@ -54,16 +53,6 @@ def remapping_code(model_type: str, rotary: str) -> str:
     return text
 
 
-def auto_map(model_type: str) -> dict[str, str]:
-    """Return the `auto_map` of config.json."""
-    config, model = _classes(model_type)
-    module = CODE.removesuffix(".py")
-    return {
-        "AutoConfig": f"{module}.{PREFIX}{config}",
-        "AutoModelForCausalLM": f"{module}.{PREFIX}{model}",
-    }
-
-
 def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[str, Any]:
     """Return the keys of config.json for a remapping of all layers.
 
@@ -72,7 +61,8 @@ def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[st
         remapping: The remapping, with all its parameters.
         target: The target length, in tokens.
     """
-    model_type = config.model_type
+    of_config, of_model = _classes(config.model_type)
+    module = CODE.removesuffix(".py")
     described = {
         "name": remapping.name,
         "parameters": remapping.parameters(),
@@ -82,21 +72,14 @@ def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[st
         "layer_type": config.layer_type,
     }
     return {
-        "model_type": f"{model_type}{REMAPPED}",
-        "architectures": [PREFIX + _classes(model_type)[1]],
-        "auto_map": auto_map(model_type),
+        "model_type": f"{config.model_type}{REMAPPED}",
+        "architectures": [PREFIX + of_model],
+        "auto_map": {
+            "AutoConfig": f"{module}.{PREFIX}{of_config}",
+            "AutoModelForCausalLM": f"{module}.{PREFIX}{of_model}",
+        },
         KEY: described,
     }
-
-
-def check_holds_remapping(config: Config) -> None:
-    """Raise if a remapping of this model can be used in memory but not saved."""
-    if config.is_part or config.is_quantised or config.stand_in:
-        raise RopepatchError(
-            f"{config.model_type} cannot be saved with a position remapping: it is a part of a larger model, "
-            "its weights are quantised, or it has code of its own",
-            hint="use it in memory: ropepatch.patch(model, plan)",
-        )
 
 
 def other_code(folder: Path, names: Iterable[str]) -> list[str]:
@@ -116,15 +99,13 @@ def other_code(folder: Path, names: Iterable[str]) -> list[str]:
 
 def remapped_layers(model: PreTrainedModel) -> list[int] | None:
     """Return the layers that a model's remapping applies to; None for all."""
-    attentions: list[Any] = [
-        module for module in model.modules() if POSITIONS_SLOT in vars(module)
-    ]
-    layers = [
-        attention.layer_idx
-        for attention in attentions
-        if vars(attention)[POSITIONS_SLOT] is not None
-    ]
-    return None if len(layers) == len(attentions) else layers
+    slots: dict[Any, object] = {
+        module.layer_idx: vars(module)[POSITIONS_SLOT]
+        for module in model.modules()
+        if POSITIONS_SLOT in vars(module)
+    }
+    layers = [layer for layer, slot in slots.items() if slot is not None]
+    return None if len(layers) == len(slots) else layers
 
 
 def load_remapped(folder: Path) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropepatch.extension.changes import Planned
-from ropepatch.extension.engines import support_of
+from ropepatch.extension.engines import SWITCHES, support_of
 from ropepatch.model.architectures import GGUF_GLOBAL, GGUF_YARN_KEYS
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import (
@@ -80,7 +80,15 @@ def serving(plan: Planned, engine: str) -> Serving:
     return replace(served, cache=cache_bytes(plan.config.text, plan.target))
 
 
-# The engines that read config.json
+# The engines that read config.json: the command that serves a folder, and its option for other keys
+SERVERS = {
+    "vllm": ("vllm serve", "--hf-overrides"),
+    "sglang": (
+        "python -m sglang.launch_server --model-path",
+        "--json-model-override-args",
+    ),
+    "mlx-lm": ("mlx_lm.server --model", None),
+}
 
 
 def _of_config(plan: Planned, engine: str) -> Serving:
@@ -91,41 +99,31 @@ def _of_config(plan: Planned, engine: str) -> Serving:
     note = support.note if support.reads == "partly" else ""
     if support.reads == "not known":
         note = "not known whether it supports this RoPE here"
-    scales, target = plan.method.changes_frequencies, plan.target
-    why = "it has no RoPE option"
-    direct: tuple[str, ...] = ()
-    if engine == "vllm":
-        # vLLM also uses the tokenizer's length, which `model_max_length` overrides.
-        keys = _keys(plan, model_max_length=target)
-        written = f"vllm serve DIR --max-model-len {target}"
-        direct = (
-            f"vllm serve {_named(plan)} \\",
-            f"  --hf-overrides {keys} \\",
-            f"  --max-model-len {target}",
-        )
-    elif engine == "sglang":
-        serve = "python -m sglang.launch_server --model-path"
-        written = f"{serve} DIR --context-length {target}"
-        direct = (
-            f"{serve} {_named(plan)} \\",
-            f"  --json-model-override-args {_keys(plan)} \\",
-            f"  --context-length {target}",
-        )
-    else:
-        written = "mlx_lm.server --model DIR"
-    if direct and not (scales and dual_chunk_original(plan.config.text)):
-        return Serving(engine, direct, note="; ".join(filter(None, (note, DRAFT))))
-    if direct:
+    serve, option = SERVERS[engine]
+    written, why = f"{serve} DIR", "it has no RoPE option"
+    if option:
+        length = f"{SWITCHES[support.engine]} {plan.target}"
+        scales = plan.method.changes_frequencies
+        if not (scales and dual_chunk_original(plan.config.text)):
+            direct = (
+                f"{serve} {_named(plan)} \\",
+                f"  {option} {_keys(plan, engine)} \\",
+                f"  {length}",
+            )
+            return Serving(engine, direct, note=f"{note}; {DRAFT}" if note else DRAFT)
+        written = f"{written} {length}"
         why = f"{DUAL_CHUNK} of the unchanged one would replace the scaling"
     command = ropepatch_command("extend", plan, plan.source.name)
     return Serving(engine, (f"{command} --out DIR", written), why, note)
 
 
-def _keys(plan: Planned, **more: int) -> str:
+def _keys(plan: Planned, engine: str) -> str:
     """Return the changes of config.json, in its section for the language model, as an argument."""
     keys = {
         key: value for key, value in plan.change.keys.items() if key not in LEGACY_KEYS
-    } | more
+    }
+    if engine == "vllm":  # it also uses the tokenizer's length, which this overrides
+        keys["model_max_length"] = plan.target
     section = plan.config.section
     return shlex.quote(json.dumps({section: keys} if section else keys))
 
@@ -154,13 +152,12 @@ def _of_converted(plan: Planned, engine: str) -> Serving:
 
 def _llama_cpp(plan: Planned, model: GgufModel) -> Serving:
     rope = model.find_equivalent(plan.method, by_options=True)
-    applies = model.architecture in GGUF_GLOBAL or not model.sliding_window
-    if applies and rope is not None and _has_options(model, rope):
-        command = _llama_server(model, plan.target, rope)
-        return Serving("llama.cpp", (command,))
-    why = f"its options do not contain this {plan.method.name}"
-    if not applies:
+    if model.sliding_window and model.architecture not in GGUF_GLOBAL:
         why = "its options do not change sliding-window layers"
+    elif rope is not None and _has_options(model, rope):
+        return Serving("llama.cpp", (_llama_server(model, plan.target, rope),))
+    else:
+        why = f"its options do not contain this {plan.method.name}"
     command = ropepatch_command("extend", plan, model.name)
     run = f"llama-server -m NEW.gguf -c {plan.target}"
     return Serving("llama.cpp", (f"{command} --out NEW.gguf", run), why)
@@ -187,9 +184,11 @@ def _llama_server(model: GgufModel, target: int, rope: GgufRope) -> str:
     """Return the command that serves a file with another RoPE, without a table of divisors."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
     override = f"--override-kv {model.architecture}"
-    words = [f"llama-server -m {shlex.quote(model.name)} -c {target}"]
-    words.append(f"{override}.context_length=int:{target}")
-    words.append(f"--rope-freq-base {rope.base:.10g} --rope-scaling {rope.kind}")
+    words = [
+        f"llama-server -m {shlex.quote(model.name)} -c {target}",
+        f"{override}.context_length=int:{target}",
+        f"--rope-freq-base {rope.base:.10g} --rope-scaling {rope.kind}",
+    ]
     if rope.kind != "none":
         words.append(f"--rope-scale {rope.factor:.10g}")
     if rope.kind == "yarn":
@@ -234,4 +233,4 @@ GGUF_ENGINES: dict[str, Callable[[Planned, GgufModel], Serving]] = {
     "llama.cpp": _llama_cpp,
     "ollama": _ollama,
 }
-ENGINES = "vllm", "sglang", *GGUF_ENGINES, "mlx-lm"
+ENGINES = *SERVERS, *GGUF_ENGINES

@@ -28,30 +28,28 @@ DYNAMIC_TOLERANCE = 0.02
 MAP_TOLERANCE = 1e-3
 
 
-def check_memory(source: Checkpoint) -> None:
-    """Raise if a position remapping, whose verification needs the whole model, does not fit into memory."""
-    needed, available = 2 * source.weights.num_bytes, available_bytes()
-    if needed > available:
-        raise RopepatchError(
-            f"verifying a checkpoint with a position remapping needs {needed / 1e9:.1f} GB of memory, "
-            f"{available / 1e9:.1f} GB are available",
-            hint="use a machine with more memory, or patch the model in memory (ropepatch.patch)",
-        )
-
-
 def patched_logits(source: Checkpoint, plan: Plan) -> tuple[Tensor | str, Change]:
     """Compute the logits of the patched source, which the written checkpoint must reproduce.
 
     Returns:
         The logits of random tokens, or why they are not compared; and the plan's change, which for a
         remapping names the layers that it applies to.
+
+    Raises:
+        RopepatchError: If the model does not fit into memory, and has a position remapping.
     """
     change = plan.change
     if source.config.unloaded:
         return source.config.unloaded, change
     if source.config.is_quantised:
         return "quantised weights", change
-    if not change.code and 2 * source.weights.num_bytes > available_bytes():
+    needed = 2 * source.weights.num_bytes
+    if needed > available_bytes():
+        if change.code:
+            raise RopepatchError(
+                f"verifying a checkpoint with a position remapping needs {needed / 1e9:.1f} GB of memory",
+                hint="use a machine with more memory, or patch the model in memory (ropepatch.patch)",
+            )
         return "the weights do not fit into memory", change
     model = source.load(torch.float32 if change.code else None)
     if source.config.has_rope:

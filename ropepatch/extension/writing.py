@@ -21,12 +21,8 @@ from ropepatch.extension import record as records
 from ropepatch.extension.changes import Change
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Record, Verdict, without_paths
-from ropepatch.extension.remapping_code import (
-    check_holds_remapping,
-    other_code,
-)
+from ropepatch.extension.remapping_code import other_code
 from ropepatch.extension.verification import (
-    check_memory,
     patched_logits,
     trained_logits,
     verify,
@@ -169,7 +165,12 @@ def check(
             a secret or leads out of the source, the weights do not fit config.json, or no checkpoint of this
             model can contain the method.
     """
-    check_savable(plan)
+    if isinstance(plan.method, Remapping) and not plan.change.code:
+        raise RopepatchError(
+            f"{plan.config.model_type} cannot be saved with a position remapping: it is a part of a larger "
+            "model, its weights are quantised, or it has code of its own",
+            hint="use it in memory: ropepatch.patch(model, plan)",
+        )
     folder, source = absent(out), plan.checkpoint(include)
     check_outside(source, folder)
     files = small_files(source.folder, [*include, *source.code])
@@ -183,7 +184,6 @@ def check(
                 f"{name} contains other code, which trust_remote_code=True would run as well",
                 hint="remove it (or its auto_map, if transformers has the class), or patch the model in memory",
             )
-        check_memory(source)
     if not link:
         disk = next(above for above in folder.parents if above.is_dir())
         hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
@@ -206,12 +206,6 @@ def is_written(plan: Plan, folder: Path) -> bool:
     return False
 
 
-def check_savable(plan: Plan) -> None:
-    """Raise a `RopepatchError` if no checkpoint of a plan's model can contain its method."""
-    if isinstance(plan.method, Remapping):
-        check_holds_remapping(plan.config)
-
-
 def check_outside(source: Checkpoint, folder: Path) -> None:
     """Raise if a new folder lies inside the source checkpoint."""
     if folder.resolve().is_relative_to(source.folder.resolve()):
@@ -228,12 +222,11 @@ def proof_of(
 
     Linked weights are not read, so they have no checksums.
     """
-    code = code_of(checkpoint.folder)
     proof: dict[str, Any] = {
         "weights": checkpoint.fingerprint,
         "verified": verdict.to_dict(),
     }
-    if code:
+    if code := code_of(checkpoint.folder):
         proof["code"] = code
     return proof if linked else proof | {"checksums": checksums(checkpoint.weights)}
 
@@ -292,16 +285,12 @@ def write_configuration(
     source: Checkpoint, folder: Path, plan: Plan, change: Change
 ) -> None:
     """Write the JSON files that contain the context length, and the code files of a change."""
-    dropped = [] if source.config.stand_in else ["auto_map"]
+    config = dict(source.config.changed(change.keys).raw)
+    if not source.config.stand_in and not change.code:
+        config.pop("auto_map", None)
     if plan.method.changes_frequencies:
-        dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
-    changed = source.config.changed(change.keys).raw
-    kept = {
-        key: value
-        for key, value in changed.items()
-        if key in change.keys or key not in dropped
-    }
-    write_json(folder / "config.json", kept)
+        config.pop(DUAL_CHUNK, None)  # with it, vLLM and SGLang ignore a scaling
+    write_json(folder / "config.json", config)
     for name, text in change.code.items():
         (folder / name).write_bytes(text.encode())
     if (source.folder / TOKENIZER).exists():
