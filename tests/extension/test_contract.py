@@ -37,7 +37,7 @@ from ropepatch.model.config import stock_table
 IDS = torch.randint(
     3, 120, (1, 80), generator=torch.Generator().manual_seed(1)
 )  # more than 64
-PIECES = [60, *[1] * 8, 12]
+PIECES = [63, 1, 1, 1, 14]
 SWAPS = ["integer", "nezha", "rope", "nope", "alibi", *TRAINED]  # one of every kind
 
 
@@ -152,6 +152,10 @@ def decoded(model: nn.Module) -> Tensor:
     return torch.cat(steps, 1)
 
 
+def is_near(one: Tensor, other: Tensor) -> bool:
+    return apart(one, other) < 1e-4 * max(1.0, other.abs().max().item())
+
+
 # The checks
 
 
@@ -161,29 +165,21 @@ def a_patched_model_equals_its_reload_and_removal_restores_it(
     """Bit-identical; results with and without the KV cache agree."""
     model = built(case)
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
-    held, content, state = (
-        configs(model),
-        model.config.to_dict(),
-        model.state_dict().keys(),
-    )
+    held, content = configs(model), model.config.to_dict()
+    state = model.state_dict().keys()
     before = logits(model, IDS)
-    stock_caches = apart(decoded(model), before) < 1e-4 * max(
-        1.0, before.abs().max().item()
-    )
+    stock_caches = is_near(decoded(model), before)
     handle = changed(model, case)
     once, cached = logits(model, IDS), decoded(model)
     assert case.name == "none" or apart(once, before) > 1e-3 * before.std()
     # Transformers 5.4 loses the state of the linear layers of qwen3_5_moe_text.
-    assert not stock_caches or apart(cached, once) < 1e-4 * max(
-        1.0, once.abs().max().item()
-    )
+    assert not stock_caches or is_near(cached, once)
     assert torch.equal(logits(model, IDS), once)  # regardless of earlier inputs
     assert model.state_dict().keys() == state
     model.save_pretrained(folder / "out")
     # copied, since on some processors sums depend on how weights are aligned, which differs in a file
-    assert torch.equal(
-        logits(copy.deepcopy(type(model).from_pretrained(folder / "out")), IDS), once
-    )
+    reloaded = copy.deepcopy(type(model).from_pretrained(folder / "out"))
+    assert torch.equal(logits(reloaded, IDS), once)
     handle.remove()
     assert all(one is other for one, other in zip(configs(model), held, strict=True))
     assert model.config.to_dict() == content
@@ -196,13 +192,9 @@ def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> N
     """The output of `extend`, loaded by stock transformers."""
     model = built(case)
     model.save_pretrained(folder / "source")
-    if case.kind == "family" and model.config.model_type != first_supported(
-        case.model_type
-    ):
-        tiny_config(str(first_supported(case.model_type))).save_pretrained(
-            folder / "source"
-        )
     if case.kind == "family":
+        whole = tiny_config(str(first_supported(case.model_type)))
+        whole.save_pretrained(folder / "source")
         length = model.config.get_text_config().max_position_embeddings
         source = Checkpoint.find(folder / "source")
         made = plan_method(source, "yarn", {}, 4 * length)
@@ -238,20 +230,11 @@ def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
     config = tiny_config("llama")
     made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
     both = applied(made, config.to_dict())
-    older = {key: value for key, value in both.items() if key != "rope_parameters"}
-    newer = {
-        key: value
-        for key, value in both.items()
-        if key not in ("rope_scaling", "rope_theta")
-    }
-    for raw in (older, newer):
+    for left_out in ({"rope_parameters"}, {"rope_scaling", "rope_theta"}):
+        raw = {key: value for key, value in both.items() if key not in left_out}
         read = AutoConfig.for_model(**copy.deepcopy(raw))
-        assert (
-            stock_table(read, made.config.site, beyond_switch=True).distance(
-                made.change.frequencies
-            )
-            == 0
-        )
+        stock = stock_table(read, made.config.site, beyond_switch=True)
+        assert stock.distance(made.change.frequencies) == 0
         # stock transformers starts to scale `dynamic` from there
         assert read.max_position_embeddings == (64 if case.name == "dynamic" else 256)
 
@@ -277,12 +260,10 @@ def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
-            handle = changed(model, case)
-        assert torch.get_default_dtype() == torch.bfloat16
+            changed(model, case)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(logits(model, IDS), expected)
-    handle.remove()
 
 
 CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
@@ -290,16 +271,22 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
         *(SCALINGS + GIVEN + GROWING + OTHERS + COMPOSITES)
     ],
     a_written_checkpoint_equals_the_patched_model: [
-        *GIVEN,
-        GROWING[0],
-        *OTHERS,
-        *COMPOSITES,
+        *(GIVEN + GROWING[:1] + OTHERS + COMPOSITES)
     ],
     an_adapter_trains_and_merges: ONE_EACH,
     older_and_newer_keys_give_the_same_model: SCALINGS,
     a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1]],
     default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
 }
+# The written keys of others can fail only with those of these, or in their own test
+WRITTEN = {"gemma3_text", "deepseek_v3", "llama", "ministral3", "qwen3_vl"}
+
+
+def is_rare(check: Callable[[Case, Path], None], case: Case) -> bool:
+    """Whether a case runs in the sweep."""
+    if check is a_written_checkpoint_equals_the_patched_model:
+        return case.model_type not in WRITTEN
+    return case in COMPOSITES and case.model_type not in FIRST
 
 
 @pytest.mark.parametrize(
@@ -309,8 +296,7 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
             check,
             case,
             id=f"{check.__name__}-{case}",
-            marks=[pytest.mark.sweep]
-            * (case in COMPOSITES and case.model_type not in FIRST),
+            marks=[pytest.mark.sweep] * is_rare(check, case),
         )
         for check, cases in CHECKS.items()
         for case in cases

@@ -16,6 +16,8 @@ from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
 from methods import applied
 from scaling_files import write_scaling
+from tiny_models import tiny_config
+from transformers import PreTrainedConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -25,7 +27,7 @@ from ropepatch.files import json_text
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
-LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length", "llama.cpp": "-c"}
+LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length"}
 SAYABLE = {
     "yarn": {},
     "yarn, betas": {"beta_fast": 16.0, "beta_slow": 2.0},
@@ -60,11 +62,8 @@ def test_overridden_keys_equal_the_written_config(engine, case, parameters):
     plan = planned(case, **parameters)
     given = options("\n".join(serving(plan, engine).commands))
     raw, target = plan.config.raw, plan.target
-    config = {
-        key: value
-        for key, value in raw.items()
-        if key not in ("rope_theta", "rope_scaling")
-    }
+    older = ("rope_theta", "rope_scaling")
+    config = {key: value for key, value in raw.items() if key not in older}
     keys = json.loads(given[OVERRIDES[engine]])
     # vLLM limits requests by the tokenizer's length, which RULES does not read
     assert keys.get("model_max_length") == (target if engine == "vllm" else None)
@@ -90,24 +89,20 @@ def test_the_options_of_llama_cpp_give_frequencies_and_attention_factor(
 def check_switches(command, plan):
     given = options(command)
     theta, scale = float(given["--rope-freq-base"]), float(given.get("--rope-scale", 1))
-    kind, d = given["--rope-scaling"], plan.source.config.rope.rotary_dim
+    d = plan.source.config.rope.rotary_dim
     expected, a = plain(theta, d) / scale, 1.0
-    if kind == "yarn":
+    if given["--rope-scaling"] == "yarn":
         said = {
             "factor": scale,
             "original_max_position_embeddings": int(given["--yarn-orig-ctx"]),
+            "beta_fast": float(given.get("--yarn-beta-fast", 32)),
+            "beta_slow": float(given.get("--yarn-beta-slow", 1)),
         }
-        usual = {"beta_fast": 32, "beta_slow": 1}
-        betas = {
-            key: float(given.get(f"--yarn-{key.replace('_', '-')}", usual[key]))
-            for key in usual
-        }
-        expected, a = yarn(theta, d, said | betas, truncate=True), by_yarn(scale)
-    a *= float(
-        given.get("llama.rope.scaling.attn_factor", "float:1").removeprefix("float:")
-    )
+        expected, a = yarn(theta, d, said, truncate=True), by_yarn(scale)
+    factor = given.get("llama.rope.scaling.attn_factor", "float:1")
     ours = plan.frequencies()
     assert np.allclose(ours.inv_freq.double().numpy(), expected, rtol=1e-6, atol=0)
+    a *= float(factor.removeprefix("float:"))
     assert ours.attention_factor == pytest.approx(a, rel=1e-6)
     assert int(given["-c"]) == plan.target
     assert given["llama.context_length"] == f"int:{plan.target}"
@@ -115,59 +110,45 @@ def check_switches(command, plan):
 
 # Printed `ropepatch` commands, which are run
 
-MODELS = {
-    "llama": {"model_type": "llama"},
-    "qwen3": {"model_type": "qwen3", "max_position_embeddings": 160},
-    "scaled llama": {"model_type": "llama", "rope_scaling": LLAMA_3},
-}
 TARGET = 1024
-
-
 FACTORS = tuple(1 + i / 8 for i in range(DIM // 2))
-ASKED: list[tuple[str, dict[str, Any]]] = [
-    ("llama", {"method": "yarn", "truncate": False, "beta_fast": 16.0}),
-    ("llama", {"method": "yarn", "attention_factor": 1.5, "factor": 3.0}),
-    ("llama", {"method": "resonance", "over": "linear"}),
-    ("llama", {"method": "custom", "divisors": FACTORS}),
-    ("qwen3", {"method": "ntk", "original": WINDOW}),
-    ("scaled llama", {"method": "linear"}),
+QWEN3 = {"to": TARGET, "method": "ntk", "original": WINDOW}
+ASKED: list[dict[str, Any]] = [
+    {"method": "yarn", "truncate": False, "beta_fast": 16.0},
+    {"method": "yarn", "attention_factor": 1.5, "factor": 3.0},
+    {"method": "resonance", "over": "linear"},
+    {"method": "custom", "divisors": FACTORS},
 ]
 
 
-def model_folder(place: Path, name: str) -> Path:
-    """A folder with the config.json of a small model."""
-    size = {
-        "vocab_size": 16,
-        "hidden_size": 4 * DIM,
-        "intermediate_size": 32,
-        "num_hidden_layers": 6,
-    }
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM}
-    known = {"max_position_embeddings": WINDOW, "rope_theta": BASE} | MODELS[name]
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps(size | heads | known))
-    return place
+def check_command(
+    folder: Path, config: PreTrainedConfig, run_here: Any, **asked: Any
+) -> None:
+    config.save_pretrained(folder)
+    plan = ropepatch.plan(folder, **{"to": TARGET} | asked)
+    assert made_by(serving(plan, "mlx-lm"), folder, run_here) == data(plan)
 
 
-@pytest.mark.parametrize(("name", "asked"), ASKED, ids=str)
-def test_a_printed_command_gives_the_plan_that_is_shown(
-    name, asked, tmp_path, run_here
-):
-    plan = ropepatch.plan(model_folder(tmp_path / "model", name), to=TARGET, **asked)
-    assert made_by(serving(plan, "mlx-lm"), tmp_path, run_here) == data(plan)
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_a_printed_command_gives_the_plan_that_is_shown(asked, tmp_path, run_here):
+    check_command(tmp_path, tiny_config("llama"), run_here, **asked)
+
+
+def test_a_command_has_the_original_length_and_an_earlier_scaling(tmp_path, run_here):
+    longer = tiny_config("qwen3", max_position_embeddings=160)
+    check_command(tmp_path / "a", longer, run_here, **QWEN3)
+    scaled = tiny_config("llama", rope_parameters=LLAMA_3 | {"rope_theta": BASE})
+    check_command(tmp_path / "b", scaled, run_here, method="linear")
 
 
 @pytest.mark.parametrize("engine", GGUF_ENGINES)
-def test_a_checkpoint_is_served_by_the_plan_of_its_gguf_file(
-    engine, tmp_path, run_here
-):
-    folder = model_folder(tmp_path / "model", "qwen3")
-    asked = {"to": TARGET, "method": "ntk", "original": WINDOW}
-    (command,) = serving(ropepatch.plan(folder, **asked), engine).commands
+def test_a_checkpoint_is_served_by_its_gguf_file(engine, tmp_path, run_here):
+    config = tiny_config("qwen3", max_position_embeddings=160)
+    (command,) = serving(ropepatch.plan(config, **QWEN3), engine).commands
     file = write_gguf(tmp_path / "FILE.gguf", "qwen3", context_length=160)
     assert command.endswith(f" --for {engine}")
     run_here(*shlex.split(command)[1:], cwd=tmp_path)
-    plan = ropepatch.plan(file, **asked)
+    plan = ropepatch.plan(file, **QWEN3)
     if engine == "ollama":
         made = made_by(serving(plan, engine), tmp_path, run_here)
         assert made["inv_freq"] == data(plan)["inv_freq"]
@@ -189,13 +170,8 @@ def test_the_command_for_a_hub_model_names_its_commit(
 ):
     with hub_server.serving(Hub("a/model", shards)) as hub:
         speak_to(hub, monkeypatch)
-        files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files
-        )
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub")
-        )
+        cache = str(tmp_path / "hub")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", cache)
         plan = ropepatch.plan("a/model", to=256, revision="main")
         served = serving(plan, "mlx-lm")
         assert f"--revision {plan.source.revision}" in served.commands[0]
@@ -215,29 +191,24 @@ def test_a_partly_supported_checkpoint_has_the_note_of_the_engine():
 
 
 @pytest.mark.parametrize(("method", "is_kept"), [("yarn", False), ("none", True)])
-def test_a_scaling_replaces_dual_chunk_attention_and_needs_a_written_checkpoint(
-    method, is_kept, template, tmp_path
-):
+def test_a_scaling_replaces_dual_chunk_attention(method, is_kept, template, tmp_path):
     """vLLM and SGLang build it before they look at a scaling."""
     chunks = {"original_max_position_embeddings": 32}
-    shutil.copytree(template, tmp_path / "model")
-    edit_json(tmp_path / "model/config.json", dual_chunk_attention_config=chunks)
-    plan = ropepatch.plan(tmp_path / "model", to=256, method=method)
+    source = shutil.copytree(template, tmp_path / "model")
+    edit_json(source / "config.json", dual_chunk_attention_config=chunks)
+    plan = ropepatch.plan(source, to=256, method=method)
     assert plan.source.config.window == 32
     for engine in ("vllm", "sglang"):
-        assert (
-            serving(plan, engine).commands[0].startswith("ropepatch extend") != is_kept
-        )
+        (command, *_) = serving(plan, engine).commands
+        assert command.startswith("ropepatch extend") != is_kept
     out = ropepatch.extend(plan, tmp_path / "out", reading=False).folder
-    assert (
-        "dual_chunk_attention_config" in json.loads((out / "config.json").read_text())
-    ) == is_kept
+    written = json.loads((out / "config.json").read_text())
+    assert ("dual_chunk_attention_config" in written) == is_kept
 
 
 def test_options_of_llama_cpp_do_not_reach_sliding_window_layers(tmp_path):
-    file = write_gguf(
-        tmp_path / "a.gguf", "gpt-oss", **{"attention.sliding_window": 32}
-    )
+    sliding = {"attention.sliding_window": 32}
+    file = write_gguf(tmp_path / "a.gguf", "gpt-oss", **sliding)
     served = serving(ropepatch.plan(file, to="4x"), "llama.cpp")
     assert "sliding-window layers" in served.why_not
     assert served.commands[0].startswith("ropepatch extend ")

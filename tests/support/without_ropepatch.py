@@ -50,16 +50,6 @@ def cached(model: PreTrainedModel, sizes: list[int], cache: object = None) -> Te
     return torch.cat(parts, 1)
 
 
-def gradients(model: PreTrainedModel) -> Tensor:
-    model.train()
-    model(IDS, labels=IDS, use_cache=False).loss.backward()
-    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    model.zero_grad()
-    model.eval()
-    return found
-
-
-POSITIONS = torch.cat((torch.arange(18), torch.arange(22)))[None]
 COMPUTATIONS = {
     "logits": lambda model: model(IDS, use_cache=False).logits,
     "cached": lambda model: cached(model, PIECES),
@@ -67,7 +57,6 @@ COMPUTATIONS = {
     "static": lambda model: cached(
         model, PIECES, StaticCache(config=model.config, max_cache_len=56)
     ),
-    "packed": lambda model: model(IDS, position_ids=POSITIONS, use_cache=False).logits,
 }
 
 
@@ -100,7 +89,6 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
         results["pickled"] = pickle.loads(pickle.dumps(model))(
             IDS, use_cache=False
         ).logits
-    results["gradients"] = gradients(model)
     try:
         model.set_attn_implementation("sdpa")
         model(IDS)
