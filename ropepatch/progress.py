@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ropepatch.errors import RopepatchError, printable
-from ropepatch.processes import is_first
+from ropepatch.processes import Processes, is_first
 
+Item = TypeVar("Item")
 Say = Callable[[str], None]  # takes a line of progress
 Advance = Callable[[int, int | None], None]  # of (done, total), the total if known
 Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
@@ -138,7 +139,7 @@ class Kept:
                         key, value = json.loads(line)
                         self.found[key] = value
 
-    def write(self, key: int | str, value: Any) -> None:
+    def write(self, key: str, value: Any) -> None:
         """Keep a value."""
         if self._file is None:
             return
@@ -147,7 +148,40 @@ class Kept:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
                 # The line before may be incomplete
-                file.write(f"\n{json.dumps([key, value])}")
+                file.write(f"\n{json.dumps([key, value], default=_numbers)}")
+
+
+def _numbers(tensor: Any) -> Any:
+    return tensor.tolist()
+
+
+def deal_resumed(
+    processes: Processes,
+    items: Sequence[Item],
+    work: Callable[[Item], Any],
+    *,
+    key: Callable[[Item], str],
+    size: Callable[[Item], int],
+    keep: Path | None,
+    advance: Advance,
+) -> list[Any]:
+    """The values of work for every item, in all processes; those in the folder ``keep`` are not made again.
+
+    Tensors come back from the folder as lists.
+    """
+    kept, done, total = Kept(keep), 0, sum(map(size, processes.share(items)))
+
+    def once(item: Item) -> Any:
+        nonlocal done
+        value = kept.found.get(key(item))
+        if value is None:
+            value = work(item)
+            kept.write(key(item), value)
+        done += size(item)
+        advance(done, total)
+        return value
+
+    return processes.deal(items, once, key)
 
 
 @contextmanager

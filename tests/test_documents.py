@@ -19,9 +19,8 @@ from transformers import AutoConfig
 
 import ropepatch
 from ropepatch.cli import app, main
-from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.measuring import Suite, measure
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.suites import Suite
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.probing import making
 
@@ -124,7 +123,7 @@ def test_each_ropepatch_command_in_the_documents_runs(
     monkeypatch.chdir(workplace)
     ask_little(monkeypatch)
     monkeypatch.setattr(
-        "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
+        "ropepatch.evaluation.measuring.candidates", lambda: ("linear", "yarn")
     )
     if "--suite" not in command:  # results of a suite are reused if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)

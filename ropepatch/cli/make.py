@@ -143,7 +143,7 @@ def export(
         revision: The branch, tag or commit of a Hub id.
     """
     from ropepatch.extension import record as records
-    from ropepatch.verbs.inputs import default_folder
+    from ropepatch.verbs.extend import default_folder
 
     if not fold_attention:
         raise RopepatchError(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ropepatch.evaluation.results import Row
+    from ropepatch.verbs.evaluate import Results
     from ropepatch.verbs.extend import Extension
-    from ropepatch.verbs.results import Results
 
 GROUP = Group("Measure", sort_key=2)
 
@@ -143,7 +143,7 @@ def plot(
         measured = [one for name in results for one in ropepatch.read_results(name)]
         drawn = figures(measured)
     else:
-        from ropepatch.evaluation.suites import participants
+        from ropepatch.evaluation.measuring import participants
         from ropepatch.model.checkpoint import Checkpoint
         from ropepatch.report.plots.changes import figures_of_plans
         from ropepatch.settings import listed

@@ -45,25 +45,16 @@ class Comparison:
         return f"trained on {self.extended_from:,}, extended to {self.trained:,} tokens"
 
     def rows(self, measure: str, *keys: str) -> dict[str, list[Row]]:
-        """The rows of a measure at these keys, by name of the result."""
-        return {
-            name: rows
-            for name, result in self.results.items()
-            if (rows := result.of(measure, *keys))
-        }
+        """The rows of a measure at these keys, by name of the result, those of the floor last."""
+        named = self.named if self.results else {}
+        found = {name: result.of(measure, *keys) for name, result in named.items()}
+        return {name: rows for name, rows in found.items() if rows}
 
+    @property
     def named(self) -> dict[str, Result]:
         """Every result by its name, the floor last."""
-        return (
-            dict(self.results)
-            if self.floor is None
-            else {**self.results, FLOOR: self.floor}
-        )
-
-    def kinds_of_rows(self) -> list[tuple[str, tuple[str, ...]]]:
-        """The measures of the results with the keys of their places, in order."""
-        rows = [row for result in self.results.values() for row in result.rows]
-        return list(dict.fromkeys((row.measure, tuple(row.at)) for row in rows))
+        floor = {} if self.floor is None else {FLOOR: self.floor}
+        return {**self.results, **floor}
 
     @property
     def kinds(self) -> list[str]:
@@ -88,8 +79,10 @@ class Comparison:
     @property
     def not_counted(self) -> dict[str, str]:
         """The reason for each kind of question that does not count; see `not_counted`."""
-        base = next((result for result in self.results.values() if result.base), None)
-        return {} if base is None else not_counted(base)
+        for result in self.results.values():
+            if result.scaling is None and not result.fine_tuned:
+                return not_counted(result)
+        return {}
 
     def reservation(self, series: Series) -> str:
         """A note after the title of a series whose kind of question does not count, or was taught."""

@@ -1,11 +1,10 @@
-"""Run tasks of lm-eval on a model in memory, without truncation and without lasting global settings."""
+"""Run tasks of lm-eval on a model in memory, without truncation."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -14,14 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-import torch
-from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.results import Row, finite
+from ropepatch.evaluation.results import Row
 from ropepatch.model.head import evaluating
 from ropepatch.settings import nearest
 
@@ -46,7 +42,7 @@ def run_tasks(
     repository is run for the tokenizer. With ``chat`` the prompts are in its chat template.
     """
     lm_eval = _lm_eval("lm_eval")
-    with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
+    with _quiet(), evaluating(model), TemporaryDirectory() as folder:
         reader = _reader(model, _saved(tokenizer, folder), tasks, max_length=max_length)
         values = {
             **(metadata or {}),
@@ -54,39 +50,22 @@ def run_tasks(
             "max_length": reader.max_length,
             "add_bos_token": False,  # see loglikelihood_rolling
         }
-        named, hint = ", ".join(tasks), "extend the model to more"
         try:
             results = lm_eval.simple_evaluate(
                 model=reader,
                 tasks=list(tasks),
-                task_manager=_manager(tasks, include_path, values),
+                task_manager=task_manager(tasks, include_path, values),
                 limit=limit,
                 apply_chat_template=chat,
                 bootstrap_iters=0,  # intervals are over documents
             )
-        except ImportError as error:
-            hint = f"pip install {error.name or named}"
+        # A missing package, no room for a prompt next to the answer, no network
+        except (ImportError, AssertionError, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RopepatchError(
-                f"a package of {named} is missing: {_first_line(error)}", hint=hint
-            ) from error
-        except AssertionError as error:  # no room for a prompt next to the answer
-            raise RopepatchError(f"{named}: {_first_line(error)}", hint=hint) from error
-        except OSError as error:  # of datasets, requests and httpx
-            hint = "check the network"
-            if constants.HF_HUB_OFFLINE:
-                hint = (
-                    "HF_HUB_OFFLINE is set: only data sets in the cache can be loaded"
-                )
-            raise RopepatchError(
-                f"lm-eval cannot load the data of {named}: {_first_line(error)}",
-                hint=hint,
+                f"lm-eval cannot run {', '.join(tasks)}: {reason}"
             ) from error
     return [row for task in results["results"] for row in _rows(task, results)]
-
-
-def check_tasks(tasks: Sequence[str], include_path: Path) -> None:
-    """Refuse unknown task names, before hours of other measurements."""
-    _manager(tasks, include_path, {})
 
 
 def _lm_eval(module: str) -> Any:
@@ -99,20 +78,15 @@ def _lm_eval(module: str) -> Any:
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Run lm-eval quietly, and restore the random states, which it seeds."""
+def _quiet() -> Iterator[None]:
+    """Run lm-eval quietly."""
     logger = logging.getLogger("lm_eval")
-    level, states = logger.level, (random.getstate(), np.random.get_state())
+    level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            redirect_stdout(sys.stderr),
-        ):
+        with redirect_stdout(sys.stderr):
             yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
         logger.setLevel(level)
 
 
@@ -124,10 +98,14 @@ def _saved(tokenizer: PreTrainedTokenizerBase, folder: str) -> PreTrainedTokeniz
     return own
 
 
-def _manager(
+def task_manager(
     tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]
 ) -> Any:
-    """The task manager; it lists the thousands of tasks of lm-eval only if they are needed."""
+    """The task manager; it lists the thousands of tasks of lm-eval only if they are needed.
+
+    Raises:
+        RopepatchError: If a task is unknown.
+    """
     folder = None if include_path is None else str(include_path)
     for bundled in (False, True):
         manager = _lm_eval("lm_eval.tasks").TaskManager(
@@ -219,10 +197,6 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
             mean = Mean(tuple((float(one), 1.0) for one in values), share=share)
             if math.isclose(value, mean.value):
                 _, low, high, _ = mean.figures
-        number = finite(float(value))
+        number = float(value) if math.isfinite(value) else None
         rows.append(Row(measure=name, at=at, value=number, low=low, high=high, n=count))
     return rows
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

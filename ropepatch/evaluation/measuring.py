@@ -1,21 +1,27 @@
-"""Measure models unscaled, scaled and fine-tuned, one result after the other; resumes after interruptions."""
+"""Suites, and their results: models unscaled, scaled and fine-tuned, one after the other.
+
+An interrupted measurement resumes.
+"""
 
 from __future__ import annotations
 
 import glob
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, reduce
 from itertools import groupby
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import BeforeValidator, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
-from ropepatch.attention import Remapping
+from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
@@ -27,9 +33,9 @@ from ropepatch.evaluation.results import (
     read_result,
     slug,
 )
-from ropepatch.evaluation.tasks import Data, Goal
+from ropepatch.evaluation.tasks import TASKS, Data, Goal, Task
 from ropepatch.extension.patching import put
-from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.extension.planning import Plan, check_method, plan_method
 from ropepatch.extension.record import context_before, taught_kinds, without_paths
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
@@ -39,16 +45,27 @@ from ropepatch.model.precision import (
     describe_placement,
     known_dtype,
     placed,
-    prefers_float32,
 )
 from ropepatch.processes import ALONE, Processes, join
 from ropepatch.progress import Progress, Say, no_bar, silent
-from ropepatch.settings import Length, relative_length, seed_of, short_length
+from ropepatch.scaling import METHODS, formulas
+from ropepatch.scaling.file import method_label
+from ropepatch.settings import (
+    SUITES,
+    Length,
+    Settings,
+    Several,
+    Text,
+    find_shipped,
+    named_in,
+    relative_length,
+    seed_of,
+    short_length,
+    shown,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from ropepatch.evaluation.suites import Suite
 
 RECORDED = (  # keys of a plan in a result
     "method",
@@ -58,6 +75,158 @@ RECORDED = (  # keys of a plan in a result
     "attention_factor",
     "inv_freq",
 )
+
+
+# Suites
+
+
+class Method(Settings):
+    """A scaling or a position remapping with its parameters.
+
+    Args:
+        name: A name from `METHODS` or `REMAPPINGS`, or a scaling file, which contains the parameters.
+        parameters: The parameters that differ from their defaults.
+    """
+
+    name: Text
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and figures."""
+        name = method_label(self.name)
+        given = [f"{key}={_short(value)}" for key, value in self.parameters.items()]
+        return f"{name} ({', '.join(given)})" if given else name
+
+
+def read_method(content: Any) -> Method:
+    """A method from YAML: its name or scaling file, or a mapping with a name and parameters."""
+    if isinstance(content, Method):
+        return content
+    parameters = dict(content) if isinstance(content, dict) else {"name": content}
+    name = parameters.pop("name", None)
+    if not isinstance(name, str):
+        raise RopepatchError(
+            f"a method must be a name, or a mapping with a name, got {content!r}"
+        )
+    check_method(name, parameters)
+    return Method(name=name, parameters=parameters)
+
+
+def candidates() -> tuple[str, ...]:
+    """The methods that `all` stands for: static ones without required parameters.
+
+    A length-dependent method is measured at a fixed target, where it equals its static counterpart, which is
+    among them. With a changing length it would not match the keys in the cache.
+    """
+    return tuple(name for name in formulas() if name != "none")  # the baseline
+
+
+def participants(
+    source: Checkpoint,
+    methods: Iterable[str | dict[str, Any] | Method],
+    *,
+    to: Length,
+    say: Say,
+) -> list[tuple[Method, Plan]]:
+    """The methods of a comparison with their plans; those that `all` and `remappings` leave out are said."""
+    groups = {"all": candidates(), "remappings": tuple(REMAPPINGS)}
+    found: dict[str, tuple[Method, Plan]] = {}
+    for entry in methods:
+        group = groups.get(entry) if isinstance(entry, str) else None
+        for candidate in group or [entry]:
+            try:
+                method = read_method(candidate)
+                plan = plan_method(source, method.name, method.parameters, to)
+            except RopepatchError as error:
+                if group is None:
+                    raise
+                say(f"warning: without {candidate}: {error}")
+            else:
+                found[method.label] = method, plan
+    return list(found.values())
+
+
+def read_task(content: Any) -> Task:
+    """A task from YAML: a mapping with the name of the task and its settings."""
+    if isinstance(content, Task):
+        return content
+    if not isinstance(content, dict) or "task" not in content:
+        raise RopepatchError(
+            f"a task must be a mapping with the key task, got {shown(content)}",
+            hint=f"tasks: {', '.join(TASKS)}",
+        )
+    settings = {key: content[key] for key in content if key != "task"}
+    return TASKS.find(content["task"]).model_validate(settings)
+
+
+@with_config(ConfigDict(extra="allow"))
+class NamedMethod(TypedDict):
+    """A method with its parameters."""
+
+    name: Text
+
+
+# As YAML has them, for editors:
+WrittenScaling = (
+    Annotated[str, named_in(METHODS)]
+    | Annotated[str, Field(pattern=r"\.json$")]
+    | NamedMethod
+)
+WrittenMethod = WrittenScaling | Annotated[str, named_in(REMAPPINGS)]
+WrittenTask: Any = reduce(or_, TASKS.values())
+ReadMethod = Annotated[
+    Method, BeforeValidator(read_method, json_schema_input_type=WrittenMethod)
+]
+ReadTask = Annotated[
+    Task, BeforeValidator(read_task, json_schema_input_type=WrittenTask)
+]
+
+
+class Suite(Settings):
+    """Measurements over models, methods, target lengths and tasks; each model is also measured unscaled.
+
+    Args:
+        models: Folders, Hub ids or tiny; MODEL on the command line replaces them.
+        methods: The scalings and position remappings.
+        to: The target lengths; without methods, the greatest lengths to measure.
+        tasks: The tasks to measure.
+    """
+
+    models: tuple[Text, ...] = ()
+    methods: tuple[ReadMethod, ...] = ()
+    to: Several[Length]
+    tasks: Several[ReadTask]
+
+    def narrowed(self, limit: int | None, seed: int | None) -> Suite:
+        """The suite with at most ``limit`` pieces, prompts and documents, and with a seed."""
+        if limit is not None and limit < 1:
+            raise RopepatchError(
+                f"{argument('limit')} must be at least 1, got {limit}",
+                hint="leave it out for no limit",
+            )
+        tasks = []
+        for task in self.tasks:
+            if seed is not None and "seed" in type(task).model_fields:
+                task = task.model_copy(update={"seed": seed})
+            # Last, because a copy with other settings loses it
+            tasks.append(task if limit is None else task.limited(limit))
+        return self.model_copy(update={"tasks": tuple(tasks)})
+
+
+def read_suite(name: str) -> Suite:
+    """A bundled suite by its name, or the suite of a YAML file."""
+    return Suite.from_yaml(find_shipped(name, SUITES, "suite"))
+
+
+def _short(value: Any) -> str:
+    """A value within a label; of a list its length and a hash."""
+    if isinstance(value, list | tuple):
+        return f"{len(value)} numbers {seed_of(*value) % 16**6:06x}"
+    return str(value)
+
+
+# Measurements
 
 
 @dataclass(frozen=True)
@@ -99,28 +268,19 @@ class Subject:
         self.dtype = self.machine.dtype
 
     @property
-    def trained(self) -> int:
-        """Its context length in tokens."""
-        return self.source.stock.window
-
-    @property
     def root(self) -> Subject:
         """The subject whose precision decides: that before fine-tuning, if there is one."""
         return self.base or self
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model on its device, in the precision asked for or that the first process finds faster."""
-        processes, dtype = self.machine.processes, self.root.dtype
-        device = processes.device
-        spread = AUTO if device == AUTO else None
-        loaded = load_checkpoint(self.source, dtype, spread)
-        if not spread:
-            float32 = False
-            if dtype is None:
-                choose = partial(prefers_float32, device=device)
-                (float32,) = processes.deal([loaded], choose, lambda model: self.name)
-            loaded = placed(loaded, device, float32=float32)
+        """The model on its device, in the precision asked for or that is faster there."""
+        device, dtype = self.machine.processes.device, self.root.dtype
+        if device == AUTO:
+            loaded = load_checkpoint(self.source, dtype, AUTO)
+        else:
+            loaded = load_checkpoint(self.source, dtype)
+            loaded = placed(loaded, device, float32=False if dtype else None)
         self.root.dtype = loaded.dtype
         self.machine.say(describe_placement(loaded))
         return loaded
@@ -146,7 +306,7 @@ class Subject:
             "name": self.name,
             "revision": self.source.revision,
             "weights": weights,
-            "trained": self.trained,
+            "trained": self.source.stock.window,
             **kinds,
             "rotary_dim": rope.rotary_dim,
             "rope_theta": rope.rope_theta,
@@ -228,8 +388,8 @@ def measure(
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
         subject = Subject(name, found.complete(), machine)
-        targets = [relative_length(length, subject.trained) for length in suite.to]
-        for to in dict.fromkeys(targets):
+        window = subject.source.stock.window
+        for to in dict.fromkeys(relative_length(length, window) for length in suite.to):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
                 plans[method.label] = plan_method(

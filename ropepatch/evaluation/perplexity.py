@@ -34,7 +34,7 @@ from ropepatch.model.head import (
     token_losses,
 )
 from ropepatch.processes import ALONE, join
-from ropepatch.progress import Advance, Kept, advancing
+from ropepatch.progress import Advance, advancing, deal_resumed
 from ropepatch.settings import whole_number
 
 if TYPE_CHECKING:
@@ -107,10 +107,6 @@ def perplexity(
         RopepatchError: If there are no documents, one has fewer than 2 tokens, a token id is outside the
             vocabulary, a loss is not finite, or the settings score nothing.
     """
-    if length is not None and whole_number("length", length) < 2:
-        raise RopepatchError(
-            f"length must be at least 2 tokens, got {length}: the first is never scored"
-        )
     check_windows(window, stride)
     if tokens_per_batch is None:
         tokens_per_batch = 1024 if input_device(model).type == "cpu" else 8192
@@ -121,32 +117,26 @@ def perplexity(
     for index, ids in enumerate(
         token_ids(tokenizer, documents, bos=bos, length=length)
     ):
+        ids = ids[:length]
         _check_ids(ids, index, config.vocab_size)
-        rows.append(windows(index, ids[:length], window, stride, first))
+        rows.append(windows(index, ids, window, stride, first))
     if not rows:
         raise RopepatchError(
             "no documents", hint="pass at least one text or list of token ids"
         )
     batches = batched(chain(*rows), tokens_per_batch)
     processes = join(str(input_device(model))) if split else ALONE
-    reader = LossReader(model)
-    kept = Kept(keep)
-    tokens_read, tokens_in_all = 0, sum(map(_tokens, processes.share(batches)))
-
-    def measure(batch: list[Window]) -> list[Tensor]:
-        nonlocal tokens_read
-        tokens_read += _tokens(batch)
-        key = key_of_batch(batch)
-        if key in kept.found:
-            losses = [torch.tensor(nll, dtype=torch.float32) for nll in kept.found[key]]
-        else:
-            losses = reader.read(batch)
-            kept.write(key, [nll.tolist() for nll in losses])
-        advance(tokens_read, tokens_in_all)
-        return losses
-
     with evaluating(model), advancing(progress, "tokens") as advance:
-        losses = chain(*processes.deal(batches, measure, key_of_batch))
+        read = deal_resumed(
+            processes,
+            batches,
+            LossReader(model).read,
+            key=key_of_batch,
+            size=_tokens,
+            keep=keep,
+            advance=advance,
+        )
+    losses = [torch.as_tensor(nll, dtype=torch.float32) for nll in chain(*read)]
     by_window = dict(zip(chain(*batches), losses, strict=True))
     return LossCurve(tuple(torch.cat([by_window[one] for one in row]) for row in rows))
 
@@ -259,10 +249,6 @@ def _chunked_losses(
 def _full_losses(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
     """Losses [T - first] of ids [T], from all logits [T, V] at once."""
     logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    if len(logits) != len(ids):
-        raise RopepatchError(
-            f"{type(model).__name__} returned {len(logits)} logits for {len(ids)} tokens"
-        )
     parts = zip(
         torch.split(logits[first - 1 : -1], CHUNK),
         torch.split(ids[first:], CHUNK),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR, few, not_counted
+from ropepatch.evaluation.comparisons import BASELINE, FLOOR, few, not_counted
 from ropepatch.evaluation.intervals import Mean, difference, significant, summed
 from ropepatch.evaluation.results import Result
 
@@ -121,7 +121,6 @@ class Ranking:
     """The methods, best first.
 
     Attributes:
-        base: The label of the baseline.
         original: The original context length in tokens.
         target: The target length in tokens.
         rows: Best first, with the baseline.
@@ -132,7 +131,6 @@ class Ranking:
         warnings: Reasons to doubt the order.
     """
 
-    base: str
     original: int
     target: int
     rows: tuple[Ranked, ...]
@@ -174,7 +172,7 @@ class Ranking:
         """Better, worse, not told apart or not counted in a kind of question; "" for the baseline."""
         if kind in self.not_counted:
             return "not counted"
-        if row.label == self.base:
+        if row.label == BASELINE:
             return ""
         if kind in row.better:
             return "better"
@@ -199,7 +197,7 @@ class Ranking:
         }
 
 
-def rank(results: Sequence[Result], *, base: str) -> Ranking:
+def rank(results: Sequence[Result]) -> Ranking:
     """Rank the methods of one model at one target length by `RULE`.
 
     Loss does not predict retrieval (OlmPool, arXiv:2608.10296, for the loss on short texts), so retrieval
@@ -209,31 +207,31 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     Args:
         results: Results of one-pass perplexity, and of retrieval if it was measured. If several results of a
             task have the same label, the first of them ranks.
-        base: The label of the baseline.
 
     Raises:
         RopepatchError: If there is no baseline or no method, or the results differ in texts or precision.
     """
-    reading, asking = _comparable(results, base)
-    first, warnings = reading[base], few(reading[base])
+    reading, asking = _comparable(results)
+    first = reading[BASELINE]
+    warnings = few(first)
     uncounted, left_out, asked = {}, {}, list[str]()
     if asking:
-        warnings += few(asking[base])
-        uncounted = not_counted(asking[base])
-        left_out = asking[base].parameters.get("left_out", {})
-        asked = [row.at["kind"] for row in asking[base].of("found", "kind", "length")]
+        base = asking[BASELINE]
+        warnings += few(base)
+        uncounted = not_counted(base)
+        left_out = base.parameters.get("left_out", {})
+        asked = [row.at["kind"] for row in base.of("found", "kind", "length")]
     kinds = [kind for kind in dict.fromkeys(asked) if kind not in uncounted]
-    rows = [_ranked(label, base, reading, asking, asked) for label in reading]
+    rows = [_ranked(label, reading, asking, asked) for label in reading]
     remappings = {}
     for label, result in reading.items():
         method = result.scaling["method"] if result.scaling else ""
         if method in REMAPPINGS:
             remappings[label] = REMAPPINGS[method]
     return Ranking(
-        base=base,
         original=first.model["trained"],
         target=first.target,
-        rows=tuple(ordered(_judged(rows, base, kinds), kinds)),
+        rows=tuple(ordered(_judged(rows, kinds), kinds)),
         remappings=tuple(remappings),
         controls=tuple(label for label, kind in remappings.items() if kind.control),
         not_counted=uncounted,
@@ -265,7 +263,7 @@ def ordered(rows: Sequence[Ranked], kinds: Sequence[str]) -> list[Ranked]:
 
 
 def _comparable(
-    results: Sequence[Result], base: str
+    results: Sequence[Result],
 ) -> tuple[dict[str, Result], dict[str, Result]]:
     """The perplexity and the retrieval results by label; the latter empty unless every method has one."""
     reading: dict[str, Result] = {}
@@ -279,41 +277,36 @@ def _comparable(
             reading.setdefault(result.label, result)
         elif any(row.length == result.target for row in answers):
             asking.setdefault(result.label, result)
-    if base not in reading or len(reading) < 2:
+    if BASELINE not in reading or len(reading) < 2:
         raise RopepatchError(
             "nothing to rank, expected the baseline and at least one method"
         )
     for group in (reading, asking):
-        if len({result.parameters.get("digest") for result in group.values()}) > 1:
+        digests = {result.parameters.get("digest") for result in group.values()}
+        dtypes = {result.env.get("dtype") for result in group.values()}
+        if len(digests) > 1 or len(dtypes) > 1:
             raise RopepatchError(
-                "the results were measured on different texts",
+                "the results were measured on different texts or in different precisions",
                 hint="measure them in one suite",
             )
-    every = [*reading.values(), *asking.values()]
-    if len({result.env.get("dtype") for result in every}) > 1:
-        raise RopepatchError(
-            "the results were measured in different precisions",
-            hint="measure them with one dtype",
-        )
     return reading, asking if asking.keys() >= reading.keys() else {}
 
 
 def _ranked(
     label: str,
-    base: str,
     reading: Mapping[str, Result],
     asking: Mapping[str, Result],
     kinds: Sequence[str],
 ) -> Ranked:
     """One method with its differences from the baseline, before they are judged."""
-    first, own = reading[base], reading[label]
+    first, own = reading[BASELINE], reading[label]
     target, original = first.target, first.model["trained"]
     loss = own.mean("loss", length=target)
     short = own.mean("loss", length=original)
     answers = {}
     for kind in kinds:
         log_prob = asking[label].mean("log_prob", kind=kind, length=target)
-        before = asking[base].mean("log_prob", kind=kind, length=target)
+        before = asking[BASELINE].mean("log_prob", kind=kind, length=target)
         answers[kind] = Answers(
             found=asking[label].mean("found", kind=kind, length=target),
             log_prob=log_prob,
@@ -330,13 +323,13 @@ def _ranked(
     )
 
 
-def _judged(rows: Sequence[Ranked], base: str, kinds: Sequence[str]) -> list[Ranked]:
+def _judged(rows: Sequence[Ranked], kinds: Sequence[str]) -> list[Ranked]:
     """The methods with the measures in which they are better or worse than the baseline."""
     gains = {
         (row.label, measure): row.gain(measure)
         for row in rows
         for measure in (LOSS, *kinds)
-        if row.label != base
+        if row.label != BASELINE
     }
     apart = significant(gains)
     judged = []

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import re
-import reprlib
 from collections.abc import Callable
 from dataclasses import asdict, field
 from pathlib import Path
@@ -35,7 +33,6 @@ from ropepatch.settings import Share, refusal
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SCHEMA = 2
 # Nats or tokens of a cluster; beyond it a float overflows in sums and squares
 MOST = 1e30
 
@@ -202,7 +199,7 @@ class Result:
     rows: list[Row]
     env: dict[str, Any]
     seconds: float | None = field(default=None, compare=False)
-    schema: int = SCHEMA
+    schema: Literal[2] = 2
 
     @property
     def taught(self) -> list[str]:
@@ -242,11 +239,6 @@ class Result:
                 hint="measure again with `ropepatch compare`",
             )
         return row.mean
-
-    @property
-    def base(self) -> bool:
-        """Whether it is of the unchanged model."""
-        return self.scaling is None and not self.fine_tuned
 
     def to_json(self) -> str:
         """The text of its file."""
@@ -320,12 +312,6 @@ def read_result(file: Path) -> Result:
             f"{file} is not a result: {reason}",
             hint="pass a folder of results, or a file in it",
         ) from error
-    schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
-    if schema != SCHEMA:  # first: another format may have other keys
-        raise RopepatchError(
-            f"{file}: the result has format {reprlib.repr(schema)}, expected {SCHEMA}",
-            hint="measure again with this version",
-        )
     try:
         return RESULT.validate_python(content)
     except ValidationError as error:
@@ -352,11 +338,6 @@ def environment(model: PreTrainedModel) -> dict[str, str]:
         "device": torch.cuda.get_device_name() if on_gpu else str(model.device),
         "dtype": str(model.dtype),
     }
-
-
-def finite(value: float) -> float | None:
-    """The value, or None if it is infinite, which JSON does not support."""
-    return value if math.isfinite(value) else None
 
 
 def identity(value: Any) -> Any:

@@ -37,8 +37,8 @@ from ropepatch.model.head import (
     input_device,
 )
 from ropepatch.processes import ALONE, join
-from ropepatch.progress import Advance, Kept, advancing
-from ropepatch.settings import Length, listed, parse_length, whole_number
+from ropepatch.progress import Advance, advancing, deal_resumed
+from ropepatch.settings import Length, listed, parse_length
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -263,23 +263,39 @@ def retrieve(
     Raises:
         RopepatchError: If the arguments fit no prompt (see `Haystacks`), or logits are NaN.
     """
-    settings: dict[str, Any] = {
-        "lengths": [parse_length(str(length)) for length in listed(lengths)],
-        "count": whole_number("haystacks", haystacks),
-        "keys": whole_number("keys", keys),
-        "seed": whole_number("seed", seed),
-        "texts": texts,
-        "chat": chat_parts(tokenizer) if chat else ("", " "),
-    }
-    if kinds is None:
-        plan, left_out = Haystacks.by_default(
-            tokenizer, min(settings["lengths"], default=0), **settings
-        )
-        for kind, reason in left_out.items():
-            logger.warning("no questions of kind %s: %s", kind, reason)
-    else:
-        plan = Haystacks(**settings, kinds=tuple(kinds))
+    tokens = [parse_length(str(length)) for length in listed(lengths)]
+    plan, left_out = plan_haystacks(
+        tokenizer,
+        kinds,
+        min(tokens, default=0),
+        lengths=tokens,
+        count=haystacks,
+        keys=keys,
+        seed=seed,
+        texts=texts,
+        chat=chat,
+    )
+    for kind, reason in left_out.items():
+        logger.warning("no questions of kind %s: %s", kind, reason)
     return ask(model, list(plan.make(tokenizer)), split=split, progress=progress)
+
+
+def plan_haystacks(
+    tokenizer: PreTrainedTokenizerBase,
+    kinds: Sequence[str] | None,
+    within: int,
+    *,
+    chat: bool,
+    **settings: Any,
+) -> tuple[Haystacks, dict[str, str]]:
+    """The plan of haystacks with these kinds, or with the default ones and the reason for each left out.
+
+    See `Haystacks.by_default`.
+    """
+    settings["chat"] = chat_parts(tokenizer) if chat else ("", " ")
+    if kinds is None:
+        return Haystacks.by_default(tokenizer, within, **settings)
+    return Haystacks(**settings, kinds=tuple(kinds)), {}
 
 
 def passkey(
@@ -331,28 +347,24 @@ def ask(
     """
     processes = join(str(input_device(model))) if split else ALONE
     _check_vocabulary(model, haystacks)
-    reader = Reader(model, read_once=read_once)
-    done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
-    kept = Kept(keep)
-
-    def answers(index: int) -> list[Answer]:
-        nonlocal done
-        answered = kept.found.get(index)
-        if answered is None:
-            answered = reader.answers(haystacks[index])
-            kept.write(index, answered)
-        done += len(haystacks[index].ids)
-        advance(done, total)
-        return [Answer(index, *answer) for answer in answered]
-
     with (
         evaluating(model),
         advancing(progress, "haystacks") as advance,
         torch.inference_mode(),
     ):
-        indices = list(range(len(haystacks)))
-        of_all = processes.deal(indices, answers, lambda i: digest([haystacks[i].ids]))
-    return Retrieval(tuple(answer for of_one in of_all for answer in of_one))
+        answered = deal_resumed(
+            processes,
+            haystacks,
+            Reader(model, read_once=read_once).answers,
+            key=lambda haystack: digest([haystack.ids]),
+            size=lambda haystack: len(haystack.ids),
+            keep=keep,
+            advance=advance,
+        )
+    answers = []
+    for index, of_one in enumerate(answered):
+        answers += [Answer(index, *answer) for answer in of_one]
+    return Retrieval(tuple(answers))
 
 
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.data.haystack import KINDS, QUOTE, Haystack, Haystacks
+from ropepatch.data.haystack import KINDS, QUOTE, Haystack
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import (
     Bos,
@@ -27,10 +27,15 @@ from ropepatch.data.texts import (
 )
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.harness import check_tasks, run_tasks
+from ropepatch.evaluation.harness import run_tasks, task_manager
 from ropepatch.evaluation.perplexity import LossCurve, check_windows, perplexity
 from ropepatch.evaluation.results import Row, row_of
-from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
+from ropepatch.evaluation.retrieval import (
+    Retrieval,
+    ask,
+    chat_parts,
+    plan_haystacks,
+)
 from ropepatch.files import shipped
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.progress import Advance, passes, unseen
@@ -43,7 +48,6 @@ from ropepatch.settings import (
     Text,
     Whole,
     named_in,
-    refuse_unknown,
     relative_length,
 )
 
@@ -160,12 +164,6 @@ class Task(Settings):
         return ""
 
 
-def bos_of(family: str, tokenizer: PreTrainedTokenizerBase) -> Bos:
-    """Where a family of models needs its beginning-of-sequence token."""
-    in_windows = family in BOS_IN_EACH_WINDOW and tokenizer.bos_token_id is not None
-    return "window" if in_windows else "document"
-
-
 def doublings(trained: int, to: int) -> list[int]:
     """The lengths L/2, L, 2L ... up to the target length, in tokens; L is the original length."""
     lengths = [min(trained // 2, to)]
@@ -244,7 +242,10 @@ class PerplexityTask(Task):
 
     def prepare(self, goal: Goal) -> Texts:
         """Prepare the text as token ids, in pieces of one length."""
-        bos = self.bos or bos_of(goal.family, goal.tokenizer)
+        first = goal.tokenizer.bos_token_id
+        bos: Bos = self.bos or "document"
+        if self.bos is None and first is not None and goal.family in BOS_IN_EACH_WINDOW:
+            bos = "window"
         lengths = resolved(self.lengths, goal)
         size = lengths[-1]
         if self.stride is not None:
@@ -271,7 +272,7 @@ class PerplexityTask(Task):
             ids=ids,
             documents=documents,
             trained=goal.trained,
-            first=goal.tokenizer.bos_token_id if bos == "window" else None,
+            first=first if bos == "window" else None,
         )
         if not tales or self.stride is not None:
             return texts
@@ -463,37 +464,26 @@ class RetrievalTask(Task):
     # Of prompts, also for the default, which depends on the model
     _limit: int | None = None
 
-    def check(self) -> None:
-        """Refuse unknown and duplicate kinds."""
-        refuse_unknown(self.kinds or (), KINDS, "kind")
-        if self.kinds is not None and len(set(self.kinds)) < len(self.kinds):
-            raise RopepatchError(
-                f"kinds must differ, got {list(self.kinds)}", hint="leave one out"
-            )
-
     def prepare(self, goal: Goal) -> Prompts:
         """Prepare the prompts, at the lengths that have room for the keys."""
         keys = self.keys or (1 if goal.model == "tiny" else 8)
         count = self.haystacks or (20 if keys == 1 else 10)
         wanted = resolved(self.lengths, goal)
-        settings: dict[str, Any] = {
-            "lengths": wanted,
-            "count": min(count, self._limit or count),
-            "keys": keys,
-            "seed": self.seed,
-            "texts": self._texts(),
-            "chat": chat_parts(goal.tokenizer) if self.form == "chat" else ("", " "),
-        }
-        kinds = self.kinds or (("passkey",) if keys == 1 else None)
-        left_out: dict[str, str] = {}
-        if kinds is None:
-            within = wanted[0]
-            # Kinds that do not fit into the original length would not count.
-            if self.lengths is None:
-                within = max((n for n in wanted if n <= goal.trained), default=within)
-            plan, left_out = Haystacks.by_default(goal.tokenizer, within, **settings)
-        else:
-            plan = Haystacks(**settings, kinds=kinds)
+        within = wanted[0]
+        # Kinds that do not fit into the original length would not count.
+        if self.lengths is None:
+            within = max((n for n in wanted if n <= goal.trained), default=within)
+        plan, left_out = plan_haystacks(
+            goal.tokenizer,
+            self.kinds or (("passkey",) if keys == 1 else None),
+            within,
+            lengths=wanted,
+            count=min(count, self._limit or count),
+            keys=keys,
+            seed=self.seed,
+            texts=self._texts(),
+            chat=self.form == "chat",
+        )
         lengths, haystacks, error = plan.feasible(goal.tokenizer)
         if error is not None and (self.lengths is not None or not lengths):
             raise error
@@ -642,7 +632,6 @@ class LmEvalTask(Task):
                 f"{LONG_PERPLEXITY} needs text",
                 hint=f"{argument('text', 'FILE')}, or metadata: {{text: FILE}} in the suite",
             )
-        check_tasks(self.tasks, shipped("eval/tasks"))
         metadata = {"max_seq_lengths": [goal.to]} | self.metadata
         form = self.form if goal.tokenizer.chat_template else "plain"
         parameters = self.model_dump() | {
@@ -651,6 +640,8 @@ class LmEvalTask(Task):
             "lengths": self._lengths(goal) if self._by_length else None,
             "form": form,
         }
+        # An unknown name is an error before hours of other measurements
+        task_manager(self.tasks, shipped("eval/tasks"), {})
         if "text" in metadata:
             place = {
                 key: metadata[key] for key in ("field", "split") if key in metadata

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import jinja2
 
-from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import by_place, comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension.record import shown_command
-from ropepatch.files import absent, whole_file
+from ropepatch.files import whole_file
 from ropepatch.report.plots.lines import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
-from ropepatch.report.tables import tables_of
-from ropepatch.report.verdict import verdict_lines
+from ropepatch.report.tables import tables_of, verdict_lines
 from ropepatch.settings import short_length
 
 
@@ -28,20 +26,11 @@ def write_report(
     results: Sequence[Result], file: str | Path, *, command: str | None = None
 ) -> Path:
     """Write results as one self-contained HTML file, without network, other files or fonts."""
-    path = absent(file)
-    if not results:
-        raise RopepatchError(
-            "no results to report", hint="measure first, with `ropepatch eval`"
-        )
     page = _page(results, command)
-    try:
-        with whole_file(path, new=True) as partial:
-            partial.write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RopepatchError(
-            f"cannot write {path}: {error.strerror}", hint="choose another file"
-        ) from error
-    return path
+    Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(Path(file), new=True) as partial:
+        partial.write_text(page, encoding="utf-8", errors="replace")
+    return Path(file)
 
 
 def _page(results: Sequence[Result], command: str | None) -> str:

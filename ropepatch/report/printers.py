@@ -1,70 +1,13 @@
-"""Tables as data, and as text and Markdown; `template.html` has them as HTML."""
+"""Text and tables in Markdown."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from ropepatch.columns import as_text, columns
-
-
-class Cell(NamedTuple):
-    """One value.
-
-    Args:
-        text: Its text.
-        detail: A smaller text behind it: an interval.
-        value: The sort key in its column; None comes last.
-        best: Whether it is the best of its kind.
-    """
-
-    text: str
-    detail: str = ""
-    value: float | str | None = None
-    best: bool = False
-
-    @property
-    def line(self) -> str:
-        """Text and detail on one line."""
-        return f"{self.text} ({self.detail})" if self.detail else self.text
-
-
-MISSING = Cell("–")
-
-
-class Table(NamedTuple):
-    """Cells below heads.
-
-    Args:
-        caption: The caption.
-        heads: The name of each column.
-        rows: The cells by row; the first `labels` of each name the row.
-        labels: The number of cells that name a row.
-    """
-
-    caption: str
-    heads: list[str]
-    rows: list[list[Cell]]
-    labels: int = 1
-
-
-def table_text(table: Table, width: int | None = None) -> str:
-    """A table below its caption, with details behind the values, or below them if lines are too long.
-
-    Args:
-        table: The table.
-        width: The most characters of a line, beyond which cells are wrapped; None for no limit.
-    """
-    right = range(table.labels, len(table.heads))
-    lines = [[cell.line for cell in row] for row in table.rows]
-    text = as_text([columns(lines, table.heads, right=right)])
-    if width is not None and max(map(len, text.splitlines())) > width:
-        lines = [
-            [cell.line.replace(" (", "\n(", 1) for cell in row] for row in table.rows
-        ]
-        text = as_text([columns(lines, table.heads, right=right)], width)
-    return f"{table.caption}\n{text}"
+if TYPE_CHECKING:
+    from ropepatch.report.tables import Table
 
 
 def markdown_table(table: Table, marked: str | None = None, note: str = "") -> str:

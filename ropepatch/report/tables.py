@@ -1,20 +1,87 @@
-"""The tables of results and of a ranking: as data for reports and cards, and as text."""
+"""The tables of results and of a ranking, as data and as text, and the verdict on them in sentences.
+
+`template.html` has the tables as HTML.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
-from ropepatch.evaluation.comparisons import FLOOR, Comparison, comparisons
+from ropepatch.columns import UNFOLDED, as_text, columns
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import BASELINE, FLOOR, Comparison, comparisons
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.ranking import Ranked, Ranking
-from ropepatch.evaluation.results import Measure, Result, Row, Series, measure_of
+from ropepatch.evaluation.ranking import Ranked, Ranking, rank
+from ropepatch.evaluation.results import (
+    MEASURES,
+    Measure,
+    Result,
+    Row,
+    Series,
+    measure_of,
+)
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
 from ropepatch.evaluation.tasks import task_of
-from ropepatch.report.printers import MISSING, Cell, Table, table_text
-from ropepatch.report.verdict import ranking_lines
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
+
+
+class Cell(NamedTuple):
+    """One value.
+
+    Args:
+        text: Its text.
+        detail: A smaller text behind it: an interval.
+        value: The sort key in its column; None comes last.
+        best: Whether it is the best of its kind.
+    """
+
+    text: str
+    detail: str = ""
+    value: float | str | None = None
+    best: bool = False
+
+    @property
+    def line(self) -> str:
+        """Text and detail on one line."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+MISSING = Cell("–")
+Place = tuple[Cell, ...]
+Key = TypeVar("Key", Place, int)
+
+
+class Table(NamedTuple):
+    """Cells below heads.
+
+    Args:
+        caption: The caption.
+        heads: The name of each column.
+        rows: The cells by row; the first `labels` of each name the row.
+        labels: The number of cells that name a row.
+    """
+
+    caption: str
+    heads: list[str]
+    rows: list[list[Cell]]
+    labels: int = 1
+
+
+def table_text(table: Table, width: int | None = None) -> str:
+    """A table below its caption.
+
+    Args:
+        table: The table.
+        width: The most characters of a line, beyond which cells are wrapped; None for no limit.
+    """
+    right = range(table.labels, len(table.heads))
+    lines = [[cell.line for cell in row] for row in table.rows]
+    text = as_text([columns(lines, table.heads, right=right)], width or UNFOLDED)
+    return f"{table.caption}\n{text}"
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
@@ -27,9 +94,9 @@ def tables_of(comparison: Comparison) -> list[Table]:
         if series.measure == "loss":
             as_perplexity = measure._replace(text=perplexity_text)
             tables.append(_by_length(comparison, series, as_perplexity, "Perplexity"))
-    for name, keys in comparison.kinds_of_rows():
-        if keys == ("begin", "end"):
-            tables.append(_by_position(comparison, name))
+    for name in MEASURES:
+        if by_name := comparison.rows(name, "begin", "end"):
+            tables.append(_by_position(name, by_name))
     scores = _scores(comparison)
     return [*tables, scores] if scores.rows else tables
 
@@ -38,29 +105,26 @@ def _by_length(
     comparison: Comparison, series: Series, measure: Measure, title: str
 ) -> Table:
     """A row for every method and the floor, a column for every length."""
-    by_name = {
-        name: {row.length: row for row in series.of(result)}
-        for name, result in comparison.named().items()
-    }
-    lengths = sorted({length for rows in by_name.values() for length in rows})
+    found = {name: series.of(result) for name, result in comparison.named.items()}
+    by_name = {name: rows for name, rows in found.items() if rows}
+    grid = _grid(by_name, lambda row: row.length, measure)
+    lengths = sorted(grid)
     heads = ["Method", *(f"{length:,} tokens" for length in lengths)]
-    columns = []
-    for length in lengths:
-        at = {name: rows[length] for name, rows in by_name.items() if length in rows}
-        columns.append(_cells(at, measure))
-    if series.measure == "found" and comparison.counts(series):
+    effective = series.measure == "found" and comparison.counts(series)
+    if effective:
         heads.append(EFFECTIVE)
-        columns.append({name: _effective(row) for name, row in by_name.items()})
     lines = []
     for name, rows in by_name.items():
-        if rows:
-            cells = [column.get(name, MISSING) for column in columns]
-            lines.append([Cell(name, value=name), *cells])
+        cells = [grid[length].get(name, MISSING) for length in lengths]
+        if effective:
+            cells.append(_effective(rows))
+        lines.append([Cell(name, value=name), *cells])
     return Table(title, heads, lines)
 
 
-def _effective(by_length: Mapping[int, Row]) -> Cell:
+def _effective(rows: Sequence[Row]) -> Cell:
     """The effective length, with the lower end of the accuracy there."""
+    by_length = {row.length: row for row in rows}
     known = {n: row.value for n, row in by_length.items() if row.value is not None}
     length = effective_length(known)
     if length is None:
@@ -70,42 +134,39 @@ def _effective(by_length: Mapping[int, Row]) -> Cell:
     return Cell(f"{length:,}", detail, float(length))
 
 
-def _by_position(comparison: Comparison, measure: str) -> Table:
+def _by_position(measure: str, by_name: Mapping[str, Sequence[Row]]) -> Table:
     """A row for every range of positions, a column for every method and the floor."""
-    by_name: dict[str, dict[tuple[Cell, ...], Row]] = {}
-    for name, result in comparison.named().items():
-        for row in result.of(measure, "begin", "end"):
-            begin, end = row.at["begin"], row.at["end"]
-            place = (Cell(f"{begin:,} to {end:,}", value=begin),)
-            by_name.setdefault(name, {})[place] = row
+
+    def place(row: Row) -> Place:
+        begin, end = row.at["begin"], row.at["end"]
+        return (Cell(f"{begin:,} to {end:,}", value=begin),)
+
     title = f"{measure_of(measure).title}, by position"
-    return _by_place(title, ["Tokens"], by_name)
+    return _by_place(title, ["Tokens"], by_name, place)
 
 
 def _scores(comparison: Comparison) -> Table:
     """A row for every metric of every task of lm-eval, a column for every method."""
-    by_name: dict[str, dict[tuple[Cell, ...], Row]] = {}
+
+    def place(row: Row) -> Place:
+        parts = row.at["task"], row.at.get("version", ""), row.measure
+        return tuple(Cell(part, value=part) for part in parts)
+
+    by_name = {}
     for name, result in comparison.results.items():
-        for row in result.rows:
-            if "task" in row.at:
-                parts = row.at["task"], row.at.get("version", ""), row.measure
-                place = tuple(Cell(str(part), value=str(part)) for part in parts)
-                by_name.setdefault(name, {})[place] = row
-    return _by_place("Scores", ["Task", "Version", "Metric"], by_name)
+        by_name[name] = [row for row in result.rows if "task" in row.at]
+    return _by_place("Scores", ["Task", "Version", "Metric"], by_name, place)
 
 
 def _by_place(
     title: str,
     heads: list[str],
-    by_name: Mapping[str, Mapping[tuple[Cell, ...], Row]],
+    by_name: Mapping[str, Sequence[Row]],
+    place_of: Callable[[Row], Place],
 ) -> Table:
     """A row for every place, a column for every method."""
-    places = dict.fromkeys(place for rows in by_name.values() for place in rows)
     lines = []
-    for place in places:
-        rows = {name: rows[place] for name, rows in by_name.items() if place in rows}
-        measure = next(iter(rows.values())).measure
-        cells = _cells(rows, measure_of(measure))
+    for place, cells in _grid(by_name, place_of).items():
         lines.append([*place, *(cells.get(name, MISSING) for name in by_name)])
     return Table(title, [*heads, *by_name], lines, labels=len(heads))
 
@@ -113,8 +174,22 @@ def _by_place(
 # Cells
 
 
-def _cells(rows: Mapping[str, Row], measure: Measure) -> dict[str, Cell]:
+def _grid(
+    by_name: Mapping[str, Sequence[Row]],
+    place_of: Callable[[Row], Key],
+    measure: Measure | None = None,
+) -> dict[Key, dict[str, Cell]]:
+    """The cells by place and name."""
+    places: dict[Key, dict[str, Row]] = {}
+    for name, rows in by_name.items():
+        for row in rows:
+            places.setdefault(place_of(row), {})[name] = row
+    return {place: _cells(alike, measure) for place, alike in places.items()}
+
+
+def _cells(rows: Mapping[str, Row], measure: Measure | None) -> dict[str, Cell]:
     """The value of every row with its interval; the best of several methods is marked."""
+    measure = measure or measure_of(next(iter(rows.values())).measure)
     values = {
         row.value
         for name, row in rows.items()
@@ -179,7 +254,7 @@ def _losses(ranking: Ranking, row: Ranked) -> list[Cell]:
     # Without intervals: those of the paired differences decide.
     loss = Cell(f"{row.loss.value:z.3f}")
     short = Cell(f"{row.short_context_loss.value:.3f}")
-    if row.label == ranking.base:
+    if row.label == BASELINE:
         return [Cell(row.label), loss, Cell(""), short]
     gain = _mean_cell(row.loss_gain, "{:+z.3f}".format)
     cost = _mean_cell(row.short_context_cost, "{:+z.3f}".format)
@@ -192,12 +267,102 @@ def _answers(ranking: Ranking, row: Ranked, kind: str) -> list[Cell]:
     found = _mean_cell(answers.found, "{:.0%}".format)
     share = found._replace(text=f"{correct:.0f}/{answers.found.weight:.0f}")
     gain = Cell("")
-    if row.label != ranking.base:
+    if row.label != BASELINE:
         gain = _mean_cell(answers.log_prob_gain, "{:+z.2f}".format)
     log_prob = Cell(f"{answers.log_prob.value:z.2f}")
     verdict = Cell(ranking.verdict(row, kind))
     title = f"{kind} (taught)" if kind in row.taught else kind
     return [Cell(title), Cell(row.label), share, log_prob, gain, verdict]
+
+
+# The verdict
+
+
+def ranking_lines(ranking: Ranking) -> list[str]:
+    """The warnings and the advice that follow from a ranking, for terminal, notebook and report."""
+    lines = [f"Warning: {warning}." for warning in ranking.warnings]
+    best = ranking.best
+    if best is not None:
+        lines += _recommendation(ranking, best)
+    elif ranking.rows[0].loss.missing:
+        lines.append(
+            "No method is recommended: fewer than three documents. Give more text."
+        )
+    else:
+        lines.append(
+            f"Do not extend: at {ranking.target:,} tokens no method is better than the baseline in one "
+            "measure and worse in none."
+        )
+    for control in ranking.controls:
+        lines.append(f"Do not use {control}, a control that ignores distant tokens.")
+    for kind, reason in ranking.not_counted.items():
+        lines.append(f"{kind} does not count: {reason}.")
+    for kind, reason in ranking.not_measured.items():
+        lines.append(f"{kind} was not measured: {reason}.")
+    if ranking.rows[0].answers and not ranking.kinds:
+        lines.append("Retrieval does not rank: no kind of question counts.")
+    return lines
+
+
+def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
+    """The method to use, with its gains, its costs, and what speaks for others."""
+    gains = ", ".join(
+        f"{measure} {signed(best.gain(measure))}" for measure in best.better
+    )
+    lines = [
+        f"Use {best.label}. Gain at {ranking.target:,} tokens, in nats/token (95 %): {gains}."
+    ]
+    cost = best.short_context_cost
+    if cost.value > 0 and cost.differs:
+        lines.append(
+            f"It is significantly worse within the original length of {ranking.original:,} tokens: loss "
+            f"{signed(cost)} nats/token."
+        )
+    if best.label in ranking.remappings:
+        lines.append(
+            f"Only transformers runs {best.label}, with code from the checkpoint."
+        )
+        if ranking.best_scaling is not None:
+            lines.append(
+                f"The best method for other engines is {ranking.best_scaling.label}."
+            )
+    for kind in ranking.kinds:
+        found = best.answers[kind].found
+        for label, more in ranking.more_accurate(best, kind).items():
+            outcome = "significant" if more.differs else "not significant"
+            lines.append(
+                f"{label} has a higher {kind} accuracy, by {percent(more)}: {outcome}."
+            )
+        if found.value < THRESHOLD:
+            lines.append(
+                f"Its {kind} accuracy is {found.value:.0%}. Train it, or use a shorter target."
+            )
+    return lines
+
+
+def verdict_lines(groups: Sequence[Comparison]) -> list[str]:
+    """The warnings and the ranking, if any, of one model and target; of each task the first comparison."""
+    first: dict[str, Comparison] = {}
+    for group in groups:
+        first.setdefault(group.task, group)
+    results = [one for group in first.values() for one in group.results.values()]
+    lines = [f"Warning: {warning}." for group in groups for warning in group.warnings()]
+    with suppress(RopepatchError):  # too few, or not comparable
+        lines += ranking_lines(rank(results))
+    return list(dict.fromkeys(lines))
+
+
+def signed(mean: Mean) -> str:
+    """A difference with its 95 % interval, all with a sign."""
+    low, high = mean.interval()
+    interval = "" if mean.missing else f" ({low:+.3f} to {high:+.3f})"
+    return f"{mean.value:+.3f}{interval}"
+
+
+def percent(mean: Mean) -> str:
+    """A difference of shares with its 95 % interval."""
+    low, high = mean.interval()
+    return f"{mean.value:.0%} (95 % interval {low:.0%} to {high:.0%})"
 
 
 # As text

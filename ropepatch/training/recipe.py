@@ -22,7 +22,12 @@ from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
 from ropepatch.data.positions import Positions
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import Method, NamedMethod, WrittenScaling, read_method
+from ropepatch.evaluation.measuring import (
+    Method,
+    NamedMethod,
+    WrittenScaling,
+    read_method,
+)
 from ropepatch.settings import (
     RECIPES,
     Amount,

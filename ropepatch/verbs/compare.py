@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.measuring import Suite, participants
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.results import results_json
-from ropepatch.evaluation.suites import Suite, participants
 from ropepatch.evaluation.tasks import (
     Goal,
     PerplexityTask,
@@ -26,8 +25,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.report.tables import ranking_text
 from ropepatch.settings import Length, listed, relative_length
-from ropepatch.verbs.inputs import check_places, find_checkpoint
-from ropepatch.verbs.results import Results, reported
+from ropepatch.verbs.evaluate import Results, check_places, find_checkpoint, reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +156,7 @@ def compare(
         progress=progress,
     )
     results = reported(measurements, folder, page, machine, command)
-    ranking = rank(results, base=BASELINE)
+    ranking = rank(results)
     names_by_label = {method.label: method.name for method in suite.methods}
     best = names_by_label.get(ranking.recommended or "")
     return Choice(ranking=ranking, method=best, results=results)

@@ -1,29 +1,54 @@
-"""`eval`: measure models by a text or a suite, and a written checkpoint with the model it was made from."""
+"""`eval`: measure models by a text or a suite, and a written checkpoint with the model it was made from.
+
+The results, which `compare` shares, have a table, a pandas frame, figures and a report.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from huggingface_hub import try_to_load_from_cache
 
+from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.suites import Method, Suite, participants, read_suite
+from ropepatch.evaluation.comparisons import first_figure
+from ropepatch.evaluation.measuring import (
+    Machine,
+    Method,
+    Suite,
+    participants,
+    read_suite,
+)
+from ropepatch.evaluation.results import Result, read_result, results_json
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record
+from ropepatch.extension.planning import Plan
+from ropepatch.files import check_writable
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.progress import Progress, Say, bar, say_on_stderr
-from ropepatch.settings import Length, listed, relative_length
-from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
-from ropepatch.verbs.results import Results, read_results, reported
+from ropepatch.progress import Progress, Say, bar, interruptible, say_on_stderr
+from ropepatch.report.tables import results_text
+from ropepatch.settings import (
+    Length,
+    listed,
+    refuse_unknown,
+    relative_length,
+    short_length,
+)
 
 if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
     from ropepatch.extension.record import Record
+    from ropepatch.verbs.compare import Choice
 
 
 def evaluate(
@@ -146,7 +171,7 @@ def evaluate(
     if source is not None and extension is not None and out is None:
         written = source.folder
     folder, page = check_places(written / "evaluation" if written else out, report)
-    machine = measuring.Machine.of(device, dtype, say)
+    machine = Machine.of(device, dtype, say)
     how: Any = {"out": folder, "machine": machine, "progress": progress}
     if extension is None:
         results = measuring.measure(
@@ -162,7 +187,6 @@ def evaluate(
     machine.processes.write_once(lambda: _begin(written))
     measured = reported(results, folder, page, machine, command)
     machine.processes.write_once(lambda: _record(written))
-    _warn_of_questions(written, say)
     return measured
 
 
@@ -292,11 +316,177 @@ def _record(written: Path) -> None:
     records.amend(written, evaluation=labels)
 
 
-def _warn_of_questions(written: Path, say: Say) -> None:
-    """Warn if the training asked questions of kinds that an evaluation asks too."""
-    training = records.read(written).training
-    if training and training.taught:
-        say(
-            f"warning: the training asked questions of the kinds {', '.join(training.taught)}, in other words: "
-            "judge it by other kinds, such as quote"
+# Results
+
+
+class Results(tuple[Result, ...]):
+    """Results that were measured together, in order."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """The results as a JSON list."""
+        return results_json([asdict(result) for result in self])
+
+    def to_pandas(self, measure: str | None = None) -> DataFrame:
+        """A pandas frame: a row for every number, with its model, target, task and label.
+
+        Args:
+            measure: A name such as `loss`, `found` or `log_prob`; None for all.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        rows = []
+        for result in self:
+            origin = {
+                "model": result.model["name"],
+                "target": result.target,
+                "task": result.task,
+                "label": result.label,
+            }
+            for row in result.rows:
+                if measure in (None, row.measure):
+                    values = vars(row) | {"clusters": len(row.clusters)}
+                    place = values.pop("at")
+                    rows.append(origin | values | place)
+        return data_frame(rows)
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A figure of the results.
+
+        Args:
+            name: A name such as `perplexity`, `positions` or `retrieval`; None for the first available.
+
+        Raises:
+            RopepatchError: If there are no results, no figure of that name, or no matplotlib.
+        """
+        from ropepatch.report.plots.lines import figures
+
+        drawn = figures(self)
+        if not drawn:
+            raise RopepatchError(
+                "no results to draw", hint="measure first, with evaluate=SUITE"
+            )
+        chosen = name or next(iter(drawn))
+        refuse_unknown([chosen], drawn, "figure")
+        return drawn[chosen]
+
+    def __repr__(self) -> str:
+        return results_text(self)
+
+
+def plot(what: Plan | Choice | Results | str | Path, name: str | None = None) -> Figure:
+    """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
+
+    Args:
+        what: A `Plan`, a `Choice`, `Results`, or a folder or file of results.
+        name: The name of the figure, as in `Results.plot`; a plan has only one.
+
+    Raises:
+        RopepatchError: If there is nothing to draw, no figure of that name, or no matplotlib.
+    """
+    if isinstance(what, Plan):
+        from ropepatch.report.plots.changes import plot_plan
+
+        return plot_plan(what)
+    return (read_results(what) if isinstance(what, str | Path) else what).plot(name)
+
+
+def read_results(place: str | Path) -> Results:
+    """Read the results of `evaluate` or `compare` from a folder or a file.
+
+    Args:
+        place: A folder in which every JSON file is a result; a checkpoint with an `evaluation` folder; or one
+            result file.
+
+    Raises:
+        RopepatchError: If there is no such place, it contains no results, or a file is not a result.
+    """
+    folder = Path(place)
+    folder = folder / "evaluation" if (folder / "evaluation").is_dir() else folder
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
+    if not files:
+        raise RopepatchError(f"no results in {place}", hint="pass a folder of results")
+    return Results(map(read_result, files))
+
+
+def reported(
+    results: Iterator[Result],
+    folder: Path | None,
+    page: Path | None,
+    machine: Machine,
+    command: str | None,
+) -> Results:
+    """All results, each announced when finished, and their report."""
+    measured: list[Result] = []
+    with interruptible(machine.say, lambda: _kept(folder)):
+        for result in results:
+            measured.append(result)
+            if result.seconds is not None:
+                target = f" to {short_length(result.target)}" if result.scaling else ""
+                outcome = first_figure(result)
+                machine.say(f"{result.task}, {result.label}{target}{outcome}")
+        if page is not None:
+            report = partial(_report, measured, page, command)
+            machine.say(machine.processes.write_once(report))
+    return Results(measured)
+
+
+def _kept(folder: Path | None) -> str:
+    """What an interrupted measurement leaves."""
+    if folder is None:
+        return (
+            f"nothing is kept; with {argument('out', 'DIR')} the same command resumes"
         )
+    return f"finished results are kept in {folder}; the same command resumes"
+
+
+def _report(results: Sequence[Result], file: Path, command: str | None) -> str:
+    """Write the report, and return a line on it; without it there are still the results."""
+    from ropepatch.report.page import write_report
+
+    try:
+        return f"report: {write_report(results, file, command=command)}"
+    except (OSError, RopepatchError) as error:
+        return f"warning: no report: {error}"
+
+
+# Arguments
+
+
+def find_checkpoint(
+    model: str | os.PathLike[str], revision: str | None, original: Length | None
+) -> Checkpoint:
+    """Find the checkpoint to measure that a user names; config.json only for a Hub id."""
+    place = model if isinstance(model, str) else Path(model)
+    checkpoint = Checkpoint.find(place, revision, original=original)
+    checkpoint.stock.check_generates()
+    return checkpoint
+
+
+def check_places(
+    out: str | Path | None, report: str | Path | None = None
+) -> tuple[Path | None, Path | None]:
+    """Check the folder for results and the report file, and return their paths."""
+    folder, page = (None if place is None else Path(place) for place in (out, report))
+    if page is not None:
+        if os.path.lexists(page):
+            raise RopepatchError(
+                f"{page} already exists",
+                hint=f"choose another {argument('report')}; nothing is overwritten",
+            )
+        if not can_report():
+            raise RopepatchError(
+                "a report needs matplotlib and jinja2",
+                hint='pip install "ropepatch[plot]"',
+            )
+        check_writable(page, f"choose another {argument('report')}")
+    if folder is not None:
+        check_writable(folder, f"choose another {argument('out')}")
+    return folder, page
+
+
+def can_report() -> bool:
+    """Whether the packages for a report are installed."""
+    return all(find_spec(module) for module in ("matplotlib", "jinja2"))

@@ -32,7 +32,6 @@ from ropepatch.progress import (
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
-from ropepatch.verbs.inputs import default_folder
 
 if TYPE_CHECKING:
     from ropepatch.training.forecast import Forecast
@@ -299,3 +298,18 @@ def _kept(place: Path) -> str:
     if absolute(place).exists():
         return f"{place} is written; the same command resumes"
     return "nothing is kept; the same command starts again"
+
+
+def default_folder(model: str, *parts: str) -> Path:
+    """Return where a command writes by default: MODEL and the parts in the working folder.
+
+    If the working folder is in the checkpoint itself, it is next to the checkpoint.
+    """
+    source = Path(model)
+    with suppress(RuntimeError):  # ~ of an unknown user
+        source = source.expanduser()
+    source = Path(os.path.normpath(source.absolute()))
+    name = "-".join(filter(None, (source.name, *parts)))
+    if source.is_dir() and Path.cwd().is_relative_to(source.resolve()):
+        return source.parent / name
+    return Path(name)

@@ -10,7 +10,7 @@ import measured
 import pytest
 from transformers import AutoModelForCausalLM
 
-from ropepatch.verbs.results import read_results
+from ropepatch.verbs.evaluate import read_results
 
 pytestmark = pytest.mark.slow
 

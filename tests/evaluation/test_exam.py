@@ -12,7 +12,7 @@ def few(monkeypatch):
     monkeypatch.setattr(exam, "MOST", 8)
 
 
-def test_answerable_kinds_are_those_answered_within_the_original_length_and_none_for_a_guessing_model(
+def test_answerable_kinds_are_answered_within_the_original_length(
     tiny,
 ):
     model, tokenizer = tiny

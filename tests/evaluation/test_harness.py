@@ -2,15 +2,12 @@
 
 import copy
 import logging
-import os
-import random
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import constants
 
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -82,9 +79,8 @@ def text_of(tiny, length):
 def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
     code = "def infinite(items):\n    return float('inf')\n"
     code += "def scores(doc, results):\n    right = doc['target'] != ' 7'\n"
-    code += "    return {'acc': float(right), 'half': 0.5 * right,"
-    code += " '4096': -1.0, 'perplexity': 1.0}\n"  # -1 is RULER's, unasked
-    metrics = ("acc: mean", "half: mean", "'4096': mean")
+    code += "    return {'acc': float(right), '4096': -1.0, 'perplexity': 1.0}\n"
+    metrics = ("acc: mean", "'4096': mean")  # -1 is RULER's, unasked
     metrics += ("perplexity: !function one_data.infinite",)
     settings = {
         "process_results": "!function one_data.scores",
@@ -100,31 +96,20 @@ def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
         (row.at["task"], row.measure): row
         for row in run(tiny, tmp_path, "both", limit=4)
     }
-    assert rows.keys() == {
-        ("one", "acc"),
-        ("one", "half"),
-        ("one", "perplexity"),
-        ("two", "acc"),
-        ("both", "acc"),
-    }
+    of_one = {("one", "acc"), ("one", "perplexity")}
+    assert rows.keys() == of_one | {("two", "acc"), ("both", "acc")}
     row = rows["one", "acc"]
     assert (row.at, row.value, row.n) == ({"task": "one", "version": "2.0"}, 0.5, 4)
     share = Mean.of([(1, 1), (0, 1), (1, 1), (0, 1)], share=True).interval()
     assert (row.low, row.high) == share
     assert rows["one", "perplexity"].value is None
-    assert rows["two", "acc"].value == 0.0
     assert rows["both", "acc"].value == pytest.approx(0.4)
-    half = Mean.of([(0.5, 1), (0, 1), (0.5, 1), (0, 1)])
-    row = rows["one", "half"]
-    assert (row.value, (row.low, row.high)) == (0.25, half.interval())
 
 
 # Nothing is cut
 
 
-def test_a_prompt_that_would_be_truncated_raises_and_the_config_has_the_default_limit(
-    tiny, tmp_path
-):
+def test_a_prompt_that_would_be_truncated_is_refused(tiny, tmp_path):
     write_task(tmp_path, "short", [RIGHT])
     texts = [text_of(tiny, length) for length in (20, 60, 257)]
     write_task(tmp_path, "long", [{"text": text, "target": " turns"} for text in texts])
@@ -138,9 +123,7 @@ def test_a_prompt_that_would_be_truncated_raises_and_the_config_has_the_default_
     )  # the answer is predicted, not read
 
 
-def test_a_prompt_with_room_for_its_answer_is_generated_and_one_token_less_is_refused(
-    tiny, tmp_path
-):
+def test_a_prompt_needs_room_for_its_answer(tiny, tmp_path):
     text = text_of(tiny, 92)
     model, tokenizer = tiny
     ids = torch.tensor([tokenizer.encode(text)])
@@ -155,9 +138,7 @@ def test_a_prompt_with_room_for_its_answer_is_generated_and_one_token_less_is_re
             run(tiny, tmp_path, "says", max_length=length)
 
 
-def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(
-    tiny, tmp_path
-):
+def test_a_whole_document_is_scored_without_its_added_token(tiny, tmp_path):
     model, tokenizer = tiny
     text = text_of(tiny, 61)
     options = {
@@ -187,9 +168,7 @@ def test_chat_puts_a_prompt_into_the_template(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_model_tokenizer_seeds_environment_logging_and_output_are_as_before(
-    tmp_path, monkeypatch, capsys, fails
-):
+def test_model_tokenizer_and_output_are_as_before(tmp_path, capsys, fails):
     model, tokenizer = ropepatch.load("tiny", device="cpu")
     frequencies = model.model.rotary_emb.inv_freq.clone()
     model.bfloat16()
@@ -198,34 +177,13 @@ def test_model_tokenizer_seeds_environment_logging_and_output_are_as_before(
     write_task(tmp_path, "wheel", [RIGHT], code="print('hello')")
     write_task(tmp_path, "says", [{"text": "The mill", "target": "x"}], **GENERATES)
     model.train().model.layers[1].eval()
-    logger = logging.getLogger("lm_eval")
 
     def state():
-        draws = (
-            random.getstate(),
-            np.random.get_state()[1].tolist(),
-            torch.get_rng_state().tolist(),
-        )
         modes = {name: module.training for name, module in model.named_modules()}
-        of_model = (
-            model.dtype,
-            model.model.rotary_emb.inv_freq.tolist(),
-            model.generation_config.to_dict(),
-        )
-        return (
-            *draws,
-            dict(os.environ),
-            logger.level,
-            sys.stdout,
-            modes,
-            *of_model,
-            tokenizer.pad_token,
-        )
+        generation = model.generation_config.to_dict()
+        level = logging.getLogger("lm_eval").level
+        return modes, model.dtype, generation, tokenizer.pad_token, level
 
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(987)  # other than lm-eval's
-    monkeypatch.delenv("DISABLE_MULTIPROC", raising=False)
-    monkeypatch.setattr(logger, "level", logging.INFO)
     before = state()
     if fails:
         with pytest.raises(RopepatchError):
@@ -237,7 +195,7 @@ def test_model_tokenizer_seeds_environment_logging_and_output_are_as_before(
     assert capsys.readouterr().out == ""
 
 
-def test_tasks_get_the_tokenizer_in_a_folder_without_a_pointer_to_code(tiny, tmp_path):
+def test_tasks_load_the_tokenizer_without_a_pointer_to_code(tiny, tmp_path):
     """RULER's tasks load it with trust_remote_code."""
     code = """
 import json, pathlib
@@ -284,36 +242,18 @@ def test_unknown_tasks_are_refused_with_the_nearest_name(tiny):
 
 
 @pytest.mark.parametrize(
-    ("code", "offline", "message", "hint"),
+    ("code", "message"),
     [
-        (
-            "raise ConnectionError('no route\\nmore')",
-            True,
-            r"(?m)wheel: no route$",
-            "HF_HUB_OFFLINE",
-        ),
-        (
-            "raise ConnectionError('no route\\nmore')",
-            False,
-            r"(?m)wheel: no route$",
-            "network",
-        ),
-        (
-            "import a_package_of_none",
-            False,
-            "wheel is missing",
-            "pip install a_package_of_none",
-        ),
-        (None, False, "lm-eval", r"ropepatch\[eval\]"),
+        ("raise ConnectionError('no route\\nmore')", r"(?m)wheel: no route$"),
+        ("import a_package_of_none", "wheel: No module named 'a_package_of_none'"),
+        (None, r"lm-eval is needed(?s:.*)ropepatch\[eval\]"),
     ],
 )
-def test_missing_data_or_packages_of_a_task_are_an_error_of_one_line(
-    tiny, tmp_path, monkeypatch, code, offline, message, hint
+def test_missing_data_or_packages_are_an_error_of_one_line(
+    tiny, tmp_path, monkeypatch, code, message
 ):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     if code is None:
         monkeypatch.setitem(sys.modules, "lm_eval", None)
     write_task(tmp_path, "wheel", [RIGHT], code=code or "")
-    with pytest.raises(RopepatchError, match=message) as error:
+    with pytest.raises(RopepatchError, match=message):
         run(tiny, tmp_path, "wheel")
-    assert hint.replace("\\", "") in error.value.hint

@@ -44,7 +44,7 @@ def answers(found: Sequence[int], of: int = 20) -> Mean:
 
 
 @pytest.mark.parametrize("n", [3, 4, 9, 30])
-def test_even_documents_have_the_interval_and_the_p_value_of_students_t(n):
+def test_even_documents_have_the_interval_of_students_t(n):
     values = np.random.default_rng(n).normal(0.3, 1.0, n)
     mean = mean_of(values)
     assert mean.value == pytest.approx(values.mean())
@@ -97,24 +97,22 @@ def test_independent_answers_have_wilsons_interval(found, of, low, high):
     assert mean._wilson(Z) == pytest.approx((low, high), abs=6e-5)
 
 
-def test_the_interval_of_none_begins_at_0_and_that_of_all_ends_at_1():
+def test_intervals_of_none_and_all_end_at_0_and_1():
     assert {answers([0] * count).interval()[0] for count in range(3, 40)} == {0}
     assert {answers([20] * count).interval()[1] for count in range(3, 40)} == {1}
 
 
-def test_the_design_effect_is_that_of_one_answer_a_haystack_where_all_of_it_are_alike_and_at_least_1():
+def test_alike_answers_of_a_haystack_count_as_one():
     assert answers([20, 0, 20, 0, 20, 0])._design_effect == 20
     assert answers([10, 10, 10, 10])._design_effect == 1
     assert 1 < answers([12, 3, 15, 9, 8])._design_effect < 20
     alike = answers([20, 0, 20, 0, 20, 0]).interval()
     single = answers([1, 0, 1, 0, 1, 0], of=1).interval()
     assert alike == pytest.approx(single)
-    single = answers([1] * 200, of=1).interval()  # as if they were independent
-    assert answers([20] * 10).interval()[0] < single[0] - 0.04
 
 
 @pytest.mark.parametrize("clusters", [0, 1, 2])
-def test_below_three_clusters_there_is_no_interval_and_missing_counts_the_rest(
+def test_below_three_clusters_there_is_no_interval(
     clusters,
 ):
     mean = mean_of([3.0, 4.0][:clusters])
@@ -155,20 +153,7 @@ def test_shares_have_the_p_value_of_all_sign_flips(haystacks, of):
         assert found.p_value == pytest.approx(by_scipy.pvalue, rel=1e-12)
 
 
-def test_all_against_none_is_significant_from_six_haystacks_on():
-    p_values = {
-        n: difference(answers([20] * n), answers([0] * n)).p_value
-        for n in (3, 5, 6, 20, 64)
-    }
-    assert p_values == {n: 2.0 ** (1 - n) for n in p_values}
-    every = {n: difference(answers([20] * n), answers([0] * n)) for n in (5, 6, 20)}
-    assert [one.differs for one in every.values()] == [False, True, True]
-    low, high = every[20].interval()
-    assert 0.9 < low < 1
-    assert high == 1
-
-
-def test_two_shares_of_all_answers_may_differ_by_what_each_may_lack():
+def test_shares_of_all_may_differ_by_what_each_lacks():
     all_of_80 = answers([8] * 10, of=8)
     low, high = difference(all_of_80, all_of_80).interval()
     least, _ = all_of_80.interval()
@@ -197,7 +182,7 @@ def newcombe(first: Mean, second: Mean) -> Interval:
     return p1 - p2 - delta, p1 - p2 + epsilon
 
 
-def test_a_difference_of_shares_has_newcombes_interval_which_contains_0_exactly_if_not_significant():
+def test_newcombes_interval_contains_0_exactly_if_not_significant():
     draw, of_newcombe = np.random.default_rng(7), 0
     for _ in range(400):
         haystacks, of = int(draw.integers(3, 21)), int(draw.choice([1, 8, 20]))

@@ -1,12 +1,11 @@
 """The ranking of scalings: how often it errs in simulated worlds, and what follows from known results."""
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import asking, reading, row_of
+from made_results import asking, reading
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -28,16 +27,19 @@ def read(
 
 
 def asked(
-    label: str, log_prob: float | list[float], correct=(4, 4), n: int = 4, **options
+    label: str,
+    log_prob: float | list[float] | None,
+    correct=(4, 4),
+    n: int = 4,
+    **options,
 ) -> Result:
     """The answers to questions that the baseline knows within its context."""
-    return asking(
-        label, correct, n=n, log_prob=[-0.1, log_prob], lengths=LENGTHS, **options
-    )
+    log_probs = None if log_prob is None else [-0.1, log_prob]
+    return asking(label, correct, n=n, log_prob=log_probs, lengths=LENGTHS, **options)
 
 
 def ranked(*results: Result) -> Ranking:
-    return rank(results, base=BASELINE)
+    return rank(results)
 
 
 # Simulated worlds, fixed seeds
@@ -65,9 +67,7 @@ def recommended(
     ("scalings", "texts", "ask"),
     [(1, 3, False), (4, 8, True), pytest.param(13, 8, True, marks=pytest.mark.sweep)],
 )
-def test_where_none_helps_one_is_recommended_in_at_most_5_of_100_worlds(
-    scalings, texts, ask
-):
+def test_where_none_helps_none_is_recommended_in_95_percent(scalings, texts, ask):
     """In 1,000 worlds of each cell it was one in 1.4 to 3.3 %: the tests have two sides, one recommends."""
     worlds = 200
     taken = sum(
@@ -77,7 +77,7 @@ def test_where_none_helps_one_is_recommended_in_at_most_5_of_100_worlds(
     assert taken <= 0.05 * worlds
 
 
-def test_a_gain_of_two_standard_deviations_a_text_is_found_in_24():
+def test_a_gain_of_two_deviations_is_found_in_24():
     gain = 2 * NOISE * math.sqrt(2)  # the noise of a difference
     found = [recommended(seed, 4, 24, gain, ask=False) == "s0" for seed in range(40)]
     assert sum(found) >= 36
@@ -86,7 +86,7 @@ def test_a_gain_of_two_standard_deviations_a_text_is_found_in_24():
 # What follows from results that are known; each text, and each haystack, is as hard for all
 
 
-def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
+def test_scalings_are_told_apart_document_by_document():
     """Intervals of the losses are 0.2 nats wide to each side, the scalings differ by 0.05."""
     floor, base = read(FLOOR, 0.1), read(BASELINE, 3.0, width=0.2)
     ranking = ranked(
@@ -130,7 +130,7 @@ def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended)
     assert len(ranking.warnings) == 1
 
 
-def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
+def test_answer_log_prob_ranks_where_accuracy_and_loss_are_equal():
     """By 0.2 nats, where haystacks differ by 2."""
     deep, gained = np.array([-1.0, -3.0, -2.0, -4.0]), np.array([0.9, 1.1, 1.05, 0.95])
     labels = {BASELINE: -3.0, "a": 0.0, "b": 0.2}
@@ -152,9 +152,7 @@ def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
     [(1.0, -3.0), (2.1, -0.5)],
     ids=["worse answers", "worse loss"],
 )
-def test_a_method_better_in_one_measure_and_worse_in_another_is_not_recommended(
-    loss, log_prob
-):
+def test_a_method_worse_in_one_measure_is_not_recommended(loss, log_prob):
     ranking = ranked(
         read(BASELINE, 2.0),
         read("a", loss),
@@ -199,7 +197,7 @@ def test_more_methods_never_hide_a_harm(others):
     assert ranking.recommended is None
 
 
-def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
+def test_a_loss_breaks_the_tie_of_answers():
     wave = [-1.0, -2.0, -1.0, -2.0]
     ranking = ranked(
         *(
@@ -215,64 +213,28 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
     assert by_loss[0] < by_loss[1]
 
 
-@pytest.mark.parametrize(("correct", "significant"), [(7, False), (12, True)])
-def test_methods_with_a_higher_accuracy_than_the_recommended_one_are_known(
-    correct, significant
-):
-    ranking = ranked(
-        *(
-            read(label, nats)
-            for label, nats in {BASELINE: 9.0, "a": 1.0, "b": 1.5}.items()
-        ),
-        asked(BASELINE, -9.0, (12, 0), 12),
-        asked("a", -1.0, (12, 6), 12),
-        asked("b", -1.1, (12, correct), 12),
-    )
-    assert ranking.recommended == "a"
-    ((label, more),) = ranking.more_accurate(ranking.best, "passkey").items()
-    assert (label, more.differs) == ("b", significant)
-    assert more.value == pytest.approx((correct - 6) / 12)
-
-
 def test_kinds_with_opposite_rankings_are_judged_separately():
     """By both together nothing would differ."""
-    gains = {
-        BASELINE: {"number": 0, "fact": 0},
-        "a": {"number": 2, "fact": 0.5},
-        "b": {"number": 0.5, "fact": 2},
-        "worse": {"number": 2, "fact": -0.5},
-    }
+    correct = {BASELINE: (15, 15), "a": (27, 25), "b": (25, 27), "mixed": (27, 3)}
     answers = [
-        replace(
-            one := asked(label, -3.0, {"number": (9, 5), "fact": (9, 5)}, 10),
-            rows=[
-                row_of(
-                    "log_prob",
-                    row.at,
-                    [x + of[row.at["kind"]] * (1 + x / 50) for x in (-3, -4, -5) * 3],
-                )
-                if row.measure == "log_prob" and row.length == 1024
-                else row
-                for row in one.rows
-            ],
-        )
-        for label, of in gains.items()
+        asked(label, None, {"number": (27, number), "fact": (27, fact)}, 30)
+        for label, (number, fact) in correct.items()
     ]
-    ranking = ranked(*(read(label, 2.0) for label in gains), *answers)
+    ranking = ranked(*(read(label, 2.0) for label in correct), *answers)
     verdicts = {
-        row.label: [ranking.verdict(row, kind) for kind in gains[BASELINE]]
+        row.label: [ranking.verdict(row, kind) for kind in ("number", "fact")]
         for row in ranking.rows
     }
     assert verdicts == {
         "a": ["better"] * 2,
         "b": ["better"] * 2,
-        "worse": ["better", "worse"],
+        "mixed": ["better", "worse"],
         BASELINE: ["", ""],
     }
     assert {row.label for row in ranking.rows if row.helps} == {"a", "b"}
 
 
-def test_only_kinds_count_that_the_baseline_answers_within_its_original_length():
+def test_only_kinds_count_that_the_baseline_answers():
     """With 4 keys, a quarter is found by guessing: the fact is known, the chain is not, nor does it rank."""
     known = {"fact": (9, 5), "chain": (3, 5)}
     answers = [
@@ -295,28 +257,16 @@ def test_only_kinds_count_that_the_baseline_answers_within_its_original_length()
     assert (by_loss.recommended, by_loss.kinds) == ("a", [])
 
 
-def test_of_several_results_of_a_task_the_first_ranks_and_answers_count_if_all_were_asked():
+def test_of_several_results_of_a_task_the_first_ranks():
     losses = [read(BASELINE, 9.0), read("a", 1.0)]
     first, second = ([asked(BASELINE, -1.0), asked("a", x)] for x in (-0.5, -3.0))
     assert ranked(*losses, *first, *second) == ranked(*losses, *first)
     assert ranked(*losses, first[0]) == ranked(*losses)
 
 
-def test_a_control_is_never_recommended_and_a_method_for_other_engines_is_known():
-    losses = {"lambda": 1.0, "rerope": 1.1, "yarn": 1.2}
-    readings = [read(method, nats, method=method) for method, nats in losses.items()]
-    ranking = ranked(read(BASELINE, 9.0), *readings)
-    assert [row.label for row in ranking.rows] == [*losses, BASELINE]
-    assert (ranking.recommended, ranking.best_scaling.label) == ("rerope", "yarn")
-    assert (ranking.remappings, ranking.controls) == (("lambda", "rerope"), ("lambda",))
-    assert ranked(read(BASELINE, 9.0), *readings[:2]).best_scaling is None
-    assert ranked(read(BASELINE, 9.0), readings[0]).recommended is None
-
-
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ([read(BASELINE, 1.0), read(FLOOR, 0.5)], "nothing to rank"),
         ([read("a", 1.0), read("b", 1.0)], "nothing to rank"),
         ([read(BASELINE, 1.0), read("a", 1.0, digest="other")], "different texts"),
         (
@@ -324,16 +274,7 @@ def test_a_control_is_never_recommended_and_a_method_for_other_engines_is_known(
                 read(BASELINE, 1.0),
                 replace(read("a", 1.0), env={"dtype": "torch.bfloat16"}),
             ],
-            "precisions",
-        ),
-        (
-            [
-                read(BASELINE, 1.0),
-                read("a", 1.0),
-                asked(BASELINE, -1.0),
-                asked("a", -1.0, digest="x"),
-            ],
-            "different",
+            "different precisions",
         ),
         ([read(BASELINE, 1.0), read("a", [1.0] * 9)], "not the same in each"),
         (
@@ -348,11 +289,3 @@ def test_a_control_is_never_recommended_and_a_method_for_other_engines_is_known(
 def test_results_that_are_not_comparable_raise(results, message):
     with pytest.raises(RopepatchError, match=message):
         ranked(*results)
-
-
-def test_a_ranking_is_json_whose_numbers_are_finite():
-    base, other = read(BASELINE, [9.0], [0.5]), read("a", [1.0], [0.5])
-    ranking = ranked(base, other, asked(BASELINE, -1.0), asked("a", -0.5))
-    written = json.loads(json.dumps(ranking.record(), allow_nan=False))
-    assert set(written) == {"rows", "recommended", "warnings", "not_counted"}
-    assert [row["documents"] for row in written["rows"]] == [1, 1]

@@ -26,7 +26,7 @@ from ropepatch.evaluation.retrieval import (
     ask,
     chat_parts,
     effective_length,
-    retrieve,
+    passkey,
     why_not_counted,
 )
 from ropepatch.evaluation.tasks import Goal, RetrievalTask, retrieval_rows
@@ -124,34 +124,23 @@ def test_answers_on_the_cache_are_those_to_whole_prompts(
     assert apart(cached, whole) < 1e-4
     assert apart(small, whole) < 1e-4
     assert {answer.found for answer in whole.answers} == {True, False}
-    assert (len(each), len(once)) == (
-        36,
-        2 * 6 + 2,
-    )  # a part and a batch each; two prompts are compared
-    assert (
-        sum(rows * tokens for rows, tokens in once)
-        < sum(rows * tokens for rows, tokens in each) / 3
-    )
+    # A part and a batch each; two prompts are compared
+    assert (len(each), len(once)) == (36, 2 * 6 + 2)
     assert not [one for one in caplog.records if one.name.startswith("ropepatch")]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("read_once", [True, False])
-def test_an_answer_has_its_mean_log_prob_and_is_found_whole(
+def test_an_answer_has_its_mean_log_prob(
     read_once,
 ):
     model = MODELS["grouped queries"]()
     (made,) = haystacks(model, 1)
-    whole, half = (
-        made.asked[90][1],
-        replace(made.asked[90][1], answer=made.asked[90][1].answer.clone()),
-    )
+    whole = made.asked[90][1]
+    half = replace(whole, answer=whole.answer.clone())
     half.answer[-1] = (half.answer[-1] + 1) % VOCABULARY
-    asked = ask(
-        model,
-        [replace(made, asked={40: [], 90: [whole, half], 150: []})],
-        read_once=read_once,
-    )
+    short = replace(made, asked={40: [], 90: [whole, half], 150: []})
+    asked = ask(model, [short], read_once=read_once)
     for question, answer in zip((whole, half), asked.answers, strict=True):
         row = torch.cat([made.ids[: made.stops[90]], question.ids, question.answer])
         ends = range(len(row) - len(question.answer), len(row))
@@ -161,9 +150,8 @@ def test_an_answer_has_its_mean_log_prob_and_is_found_whole(
         ]
         assert answer[:3] == (0, 90, "made")
         assert answer.depth == pytest.approx(question.end / made.stops[90], abs=1e-6)
-        assert answer.log_prob == pytest.approx(
-            sum(log_probs) / len(log_probs), abs=1e-5
-        )
+        mean = sum(log_probs) / len(log_probs)
+        assert answer.log_prob == pytest.approx(mean, abs=1e-5)
     assert [answer.found for answer in asked.answers] == [True, False]
 
 
@@ -178,7 +166,7 @@ def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
     assert not caplog.records
 
 
-def test_a_model_with_other_answers_from_its_cache_gets_whole_prompts(
+def test_a_model_with_another_cache_gets_whole_prompts(
     caplog,
 ):
     model = MODELS["grouped queries"]()
@@ -204,22 +192,14 @@ def test_a_model_with_other_answers_from_its_cache_gets_whole_prompts(
         (torch.bfloat16, 0.08, True),
     ],
 )
-def test_logits_may_differ_by_the_rounding_of_their_dtype_and_no_more(
-    dtype, by, refused, caplog
-):
+def test_logits_may_differ_by_the_rounding_of_their_dtype(dtype, by, refused, caplog):
     def scale(_: nn.Module, __: Any, options: dict[str, Any], output: Any) -> None:
         output.logits = output.logits * (1 + by * bool(options["use_cache"]))
 
     model = MODELS["grouped queries"]().to(dtype)
     model.register_forward_hook(scale, with_kwargs=True)
     ask(model, haystacks(model, 1))
-    assert (
-        sum(
-            "every prompt is processed whole" in one.getMessage()
-            for one in caplog.records
-        )
-        == refused
-    )
+    assert ("every prompt is processed whole" in caplog.text) == refused
 
 
 # Models that are read whole, and models that are not
@@ -241,15 +221,8 @@ def test_only_length_dependent_frequencies_need_whole_prompts(rope, reason, capl
     model = build("llama", **TRAINED, rope_parameters={"rope_theta": 1e4} | rope)
     made = haystacks(model)
     assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
-    assert [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("ropepatch")
-    ] == [
-        f"LlamaForCausalLM: every prompt is processed whole, which is slower: {reason}"
-        for _ in [1]
-        if reason
-    ]
+    assert ("every prompt is processed whole" in caplog.text) == (reason is not None)
+    assert (reason or "") in caplog.text
 
 
 OWN_CACHE = pytest.mark.xfail(
@@ -290,16 +263,6 @@ def test_a_wrapped_model_is_read_once(caplog):
         assert ask(wrapped, made) == expected
     assert len(shapes) == 14
     assert not caplog.records
-    with torch.no_grad():
-        wrapped.base_model.model.model.layers[
-            0
-        ].self_attn.q_proj.lora_B.default.weight.add_(1)
-    assert apart(ask(wrapped, made), ask(wrapped, made, read_once=False)) < 1e-4
-
-
-def test_a_number_of_prompts_that_is_not_whole_is_refused():
-    with pytest.raises(RopepatchError, match="`keys` must be a whole number, got"):
-        ropepatch.retrieve(None, None, lengths=[64], keys=2.5)
 
 
 def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
@@ -341,9 +304,7 @@ def test_a_killed_run_resumes_with_the_missing_haystacks(tmp_path):
             )
         assert sum(shape == (1, 31) for shape in shapes) == reads
         assert resumed == expected
-    assert told == [
-        (number * 141, 4 * 141) for _ in range(2) for number in (1, 2, 3, 4)
-    ]
+    assert told == [(number * 141, 4 * 141) for number in (1, 2, 3, 4)] * 2
 
 
 # What is made of answers
@@ -359,19 +320,15 @@ SOME = Retrieval(
 )
 
 
-def test_a_mean_is_over_haystacks_of_a_length_a_kind_and_depths():
+def test_a_mean_is_over_haystacks_of_a_place():
     assert SOME.found(64).clusters == ((1, 2), (2, 2), (2, 2))
-    assert SOME.found(64).share
     assert SOME.found(64, "fact").clusters == ((0, 1), (1, 1), (1, 1))
     assert SOME.found(64, depths=(0.3, 1)).clusters == SOME.found(64, "fact").clusters
     assert SOME.log_prob(64).clusters == ((-2.5, 2), (-1, 2), (-1, 2))
-    assert not SOME.log_prob(64).share
-    assert (SOME.lengths, SOME.kinds) == ([64, 128], ["number", "fact"])
-    with pytest.raises(
-        RopepatchError, match="no questions at 128 tokens, kind chain"
-    ) as error:
+    assert (SOME.found(64).share, SOME.log_prob(64).share) == (True, False)
+    message = r"no questions at 128 tokens, kind chain(?s:.*)kinds: number, fact"
+    with pytest.raises(RopepatchError, match=message):
         SOME.found(128, "chain")
-    assert error.value.hint == "lengths: [64, 128]; kinds: number, fact"
 
 
 @pytest.mark.parametrize(
@@ -401,15 +358,7 @@ def test_a_chat_template_is_split_where_the_message_stands(tiny):
     )
     assert chat_parts(tokenizer) == ("<s>U: ", "\nA:")
     plain, chat = (
-        retrieve(
-            tiny[0],
-            tokenizer,
-            lengths=[160],
-            keys=1,
-            kinds=["passkey"],
-            haystacks=1,
-            chat=chat,
-        )
+        passkey(tiny[0], tokenizer, lengths=[160], haystacks=1, chat=chat)
         for chat in (False, True)
     )
     assert plain != chat
@@ -421,45 +370,37 @@ def test_a_chat_template_is_split_where_the_message_stands(tiny):
 # The task
 
 
-def test_a_task_uses_the_lengths_with_room_for_the_keys(tiny, tmp_path):
-    tokenizer = tiny[1]
-    (tmp_path / "novel.txt").write_text("It was late. Nobody came to the door. " * 200)
-    (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
-    digests = [
-        RetrievalTask(haystacks=1, text=text)
-        .prepare(Goal("tiny", tokenizer, 256, 256))
-        .parameters["digest"]
-        for text in (None, str(tmp_path / "novel.txt"))
-    ]
-    assert digests[0] != digests[1]
-    with pytest.raises(RopepatchError, match="contains token ids"):
-        RetrievalTask(text=str(tmp_path / "ids.jsonl")).prepare(
-            Goal("tiny", tokenizer, 256, 256)
-        )
-    made = RetrievalTask(haystacks=2, keys=2).prepare(Goal("x", tokenizer, 256, 512))
-    assert made.parameters["lengths"] == [256, 512]
-    assert (made.parameters["keys"], made.parameters["kinds"]) == (
-        2,
-        ["number", "sentence", "chain"],
-    )
-    assert made.parameters["left_out"].keys() == {"fact"}
-    assert (
-        "Not measured: fact (a haystack of 256 tokens has no room"
-        in RetrievalTask.method(made.parameters)
-    )
+def prepared(tiny, model="x", to=512, limit=None, **settings):
+    """The parameters of the prompts of a task."""
+    task = RetrievalTask(**{"haystacks": 2} | settings)
+    task = task if limit is None else task.limited(limit)
+    return task.prepare(Goal(model, tiny[1], 256, to)).parameters
+
+
+def test_a_task_uses_the_lengths_with_room_for_the_keys(tiny):
+    made = prepared(tiny, keys=2)
+    assert made["lengths"] == [256, 512]
+    assert (made["keys"], made["kinds"]) == (2, ["number", "sentence", "chain"])
+    assert made["left_out"].keys() == {"fact"}
+    assert "Not measured: fact (a haystack of 256 " in RetrievalTask.method(made)
     with pytest.raises(RopepatchError, match="64 tokens has no room"):
-        RetrievalTask(haystacks=2, keys=2, lengths=["0.25x"]).prepare(
-            Goal("x", tokenizer, 256, 512)
-        )
-    single = RetrievalTask(haystacks=2).prepare(Goal("tiny", tokenizer, 256, 512))
-    assert (single.parameters["keys"], single.parameters["kinds"]) == (1, ["passkey"])
-    few = RetrievalTask(haystacks=5).limited(2)
-    for limited, count in ((few, 2), (few.limited(64), 5)):
-        prompts = limited.prepare(Goal("tiny", tokenizer, 256, 256))
-        assert prompts.parameters["haystacks"] == count
+        prepared(tiny, keys=2, lengths=["0.25x"])
 
 
-def test_a_kind_counts_by_all_lengths_within_the_original_one_together():
+def test_a_task_asks_tiny_for_one_key_within_a_limit(tiny):
+    made = prepared(tiny, "tiny")
+    assert (made["keys"], made["kinds"]) == (1, ["passkey"])
+    assert prepared(tiny, "tiny", haystacks=5, limit=2)["haystacks"] == 2
+    assert prepared(tiny, "tiny", haystacks=5, limit=64)["haystacks"] == 5
+
+
+def test_a_text_of_token_ids_holds_no_needles(tiny, tmp_path):
+    (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
+    with pytest.raises(RopepatchError, match="contains token ids"):
+        prepared(tiny, text=str(tmp_path / "ids.jsonl"))
+
+
+def test_a_kind_counts_by_all_original_lengths_together():
     """9 of 20 are above a guess among 4 at one length, 15 of 40 at both are not."""
     lucky, unlucky = (
         Mean.of([[float(n < right), 1.0] for n in range(20)], share=True)
@@ -478,32 +419,28 @@ def test_a_kind_counts_by_all_lengths_within_the_original_one_together():
 def test_rows_are_by_length_by_kind_and_by_depth():
     rows = retrieval_rows(SOME)
     found = [row for row in rows if row.measure == "found"]
-    assert [row.at for row in found[:4]] == [
-        {"kind": "number", "length": 64},
-        {"kind": "number", "length": 64, "depth": 0.3},
-        {"kind": "fact", "length": 64},
-        {"kind": "fact", "length": 64, "depth": 0.9},
+    assert [(row.at["kind"], row.at.get("depth")) for row in found] == [
+        ("number", None),
+        ("number", 0.3),
+        ("fact", None),
+        ("fact", 0.9),
+        ("number", None),
+        ("number", 0.1),
+        ("fact", None),
+        ("fact", 0.7),
     ]
-    assert len(found) == 8
     assert found[2].mean == SOME.found(64, "fact")
-    log_probs = [row.mean for row in rows if row.measure == "log_prob"]
-    assert log_probs[1] == SOME.log_prob(64, "fact")
-    facts = Retrieval(tuple(answer for answer in SOME.answers if answer.kind == "fact"))
-    assert {"length": 64} in [row.at for row in retrieval_rows(facts)]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("method", [None, "yarn"])
-def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared, method):
+def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared):
     """Token by token: each after all true tokens before it, from its own pass over the whole prompt."""
     model, tokenizer = tiny
     novel = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text()
-    plan = Haystacks(
-        lengths=[300, 500], count=3, keys=2, kinds=("quote",), texts=[novel]
-    )
+    plan = Haystacks(lengths=[300], count=2, keys=2, kinds=("quote",), texts=[novel])
     made = list(plan.make(tokenizer))
     rights: dict[tuple[int, bool], list[list[float]]] = {}
-    with ropepatch.patch(model, method, to=512) if method else nullcontext():
+    with ropepatch.patch(model, "yarn", to=512):
         asked = ask(model, made)
         for answer in asked.answers:
             haystack = made[answer.haystack]

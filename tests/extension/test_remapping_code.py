@@ -246,7 +246,7 @@ def test_ropepatch_loads_the_remapping_without_running_the_code(source, copied):
     assert mapped(read).distances == mapped(model).distances
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
     subject = Subject("copied", Checkpoint(copied), Machine())
-    assert subject.trained == 256
+    assert subject.source.stock.window == 256
     assert subject.record["position_remapping"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64
 

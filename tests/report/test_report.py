@@ -10,11 +10,9 @@ from browser import chromium
 from made_results import asking, model_record, reading, scoring
 from markupsafe import escape
 
-from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import rank
 from ropepatch.report.page import write_report
-from ropepatch.report.tables import ranking_text, results_text
-from ropepatch.report.verdict import ranking_lines
+from ropepatch.report.tables import ranking_lines, ranking_text, results_text
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
 
@@ -50,7 +48,7 @@ def plain(page: str) -> str:
 
 
 def recommendation(*results):
-    return ranking_lines(rank(results, base="baseline"))
+    return ranking_lines(rank(results))
 
 
 @pytest.mark.parametrize(("apart", "named"), [(0.01, True), (1.0, False)])
@@ -71,7 +69,7 @@ def test_a_significant_cost_within_the_original_length_is_named(apart, named):
     ] * named
 
 
-def test_the_advice_for_a_remapping_names_a_method_for_other_engines():
+def test_advice_for_a_remapping_names_one_for_other_engines():
     losses = {"lambda": 1.0, "rerope": 1.1, "yarn": 1.2}
     readings = [
         reading(method, [0.5, nats, nats], method=method)
@@ -84,7 +82,7 @@ def test_the_advice_for_a_remapping_names_a_method_for_other_engines():
     ]
 
 
-def test_a_low_accuracy_and_a_method_with_a_higher_one_are_named():
+def test_a_low_accuracy_and_a_higher_one_are_named():
     labels = {"baseline": 0, "a": 6, "b": 12}
     losses = [
         reading(label, [0.5, 9.0 - found / 100, 9.0]) for label, found in labels.items()
@@ -114,11 +112,13 @@ def box(page: str) -> list[str]:
     return [plain(line) for part in found for line in re.findall(r"<p>(.*?)</p>", part)]
 
 
-def test_the_verdict_of_the_ranking_is_stated_once_at_the_head(page, tmp_path):
+def test_the_verdict_is_stated_once_at_the_head(page, tmp_path):
     lines = recommendation(*RESULTS[:-2])
     assert box(page) == lines
     assert [plain(page).count(line) for line in lines] == [1] * len(lines)
-    assert "tiny was trained on 256 tokens." in plain(page)
+    assert "tiny was trained on 256 tokens. 10 pieces of books, " in plain(page)
+    assert '"weights": "sha256:0123"' in plain(page)
+    assert len(re.findall(r"<summary>tiny, ", page)) == len(RESULTS)
     nothing = [
         reading("baseline", [0.4] * 3),
         reading("yarn", [0.5] * 3, method="yarn"),
@@ -127,76 +127,23 @@ def test_the_verdict_of_the_ranking_is_stated_once_at_the_head(page, tmp_path):
     assert line.startswith("Do not extend")
 
 
-@pytest.mark.parametrize("few", [True, False])
-def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(
-    few, tmp_path
-):
-    documents, haystacks = (4, 2) if few else (10, 10)
-    losses = [[0.01 * (-1) ** number for number in range(documents)]] * 3
+def test_every_warning_is_in_the_report_before_the_verdict(tmp_path):
+    haystacks = 2
+    losses = [[0.01 * (-1) ** number for number in range(4)]] * 3
     results = [
         reading("baseline", [[2 + more for more in row] for row in losses]),
         reading("yarn", losses, method="yarn"),
         asking("baseline", [haystacks, 0, 0], n=haystacks),
         asking("yarn", [haystacks] * 3, n=haystacks, method="yarn"),
     ]
-    expected = ["documents: 4", "prompts: 2"] * few
-    ranking = ranking_text(rank(results, base="baseline"), results)
+    ranking = ranking_text(rank(results), results)
     text = f"{results_text(results)}\n{ranking}"
     printed = re.findall(r"^Warning: .*$", text, re.MULTILINE)
-    assert [
-        line.removeprefix("Warning: ").split(";")[0] for line in printed
-    ] == expected * 2
+    begun = [line.split(";")[0] for line in printed]
+    assert begun == ["Warning: documents: 4", "Warning: prompts: 2"] * 2
     lines = box(write_report(results, tmp_path / "r.html").read_text(encoding="utf-8"))
-    assert lines[: len(expected)] == list(dict.fromkeys(printed))
-    assert len(lines) > len(expected)
-    assert not any(line.startswith("Warning") for line in lines[len(expected) :])
-
-
-def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_the_file(
-    page,
-):
-    text = plain(page)
-    assert (
-        "10 pieces of books, 10,240 tokens in total. One pass over each piece" in text
-    )
-    assert "4 prompts of the built-in filler, seed 0" in text
-    lines = [
-        '"weights": "sha256:0123"',
-        '"factor": 4.0',
-        '"beta_fast": 32.0',
-        '"digest": "f00d"',
-    ]
-    for line in (
-        *lines,
-        '"torch": "2.8.0"',
-        '"seconds": 1.5',
-    ):
-        assert line in text, line
-    assert len(re.findall(r"<summary>tiny, ", page)) == len(RESULTS)
-
-
-def test_models_targets_and_protocols_stand_apart(tmp_path):
-    sliding = {"digest": "beef", "bos": "document", "stride": 128}
-    results = [
-        reading("yarn", [1.0] * 3, method="yarn"),
-        reading("yarn", [2.0] * 3, method="yarn", **sliding),
-        reading("yarn", [3.0] * 2, method="yarn", lengths=[256, 512]),
-        reading("yarn", [4.0] * 3, method="yarn", model=model_record("other")),
-    ]
-    page = write_report(
-        results, tmp_path / "r.html", command="ropepatch eval ~/x '<b>'"
-    ).read_text("utf-8")
-    assert plain(re.search(r'<p class="origin">.*?</p>', page, re.DOTALL)[0]).endswith(
-        " · ropepatch eval x '<b>'"
-    )
-    titles = [plain(title) for title in re.findall(r"<h2>.*?</h2>", page)]
-    assert titles == [
-        "tiny to 1k tokens",
-        "tiny to 512 tokens",
-        "other to 1k tokens",
-        "Provenance",
-    ]
-    assert "128 tokens at a time" in plain(page)
+    assert lines[:2] == printed[:2]
+    assert not any(line.startswith("Warning") for line in lines[2:])
 
 
 # The file
@@ -231,26 +178,6 @@ def test_names_from_outside_are_escaped(tmp_path):
     assert EVIL not in page
     assert f"<title>{escape(EVIL)}" in page
     assert "日本" in page
-
-
-def test_nothing_is_overwritten_and_what_cannot_be_written_is_an_error_of_one_line(
-    tmp_path,
-):
-    scores, taken = [scoring("baseline", {("a", "b"): 0.5})], tmp_path / "r.html"
-    taken.write_text("mine")
-    for results, file, words in (
-        (scores, taken, "already exists"),
-        ([], tmp_path / "new.html", "no results to report"),
-        (
-            scores,
-            tmp_path / "nowhere" / "r.html",
-            "cannot write .*No such file or directory",
-        ),
-    ):
-        with pytest.raises(RopepatchError, match=words):
-            write_report(results, file)
-    assert taken.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [taken]
 
 
 # In a browser
@@ -307,7 +234,7 @@ def visits(page, tmp_path_factory):
     return found
 
 
-def test_it_opens_from_the_disk_without_an_error_and_every_figure_fits_the_window(
+def test_it_opens_from_the_disk_and_figures_fit(
     visits,
 ):
     for (found, console), least in zip(visits, (500, 300), strict=True):
@@ -320,7 +247,7 @@ def test_it_opens_from_the_disk_without_an_error_and_every_figure_fits_the_windo
             assert right <= found["width"]
 
 
-def test_a_click_on_a_head_sorts_by_number_and_another_reverses_it(visits):
+def test_a_click_on_a_head_sorts_by_number(visits):
     (found, _), _ = visits
     assert found["unsorted"] == ["baseline", "linear", "yarn", "floor"]
     assert found["nats"]["order"] == ["floor", "yarn", "linear", "baseline"]

@@ -50,7 +50,7 @@ def test_an_effective_length_has_the_lower_end_of_its_accuracy():
     assert (reached.text, reached.detail) == ("256", f"accuracy at least {low}")
 
 
-def test_losses_and_gains_have_a_row_for_every_range_of_positions():
+def test_losses_and_gains_have_a_row_for_every_range():
     found = tables(*LOSSES)
     heads, rows = found["Loss (nats/token), by position"]
     assert heads == ["baseline", "yarn", "floor"]
@@ -72,7 +72,7 @@ def test_scores_of_lm_eval_have_a_row_for_every_metric():
     assert lines(rows["b"]) == ["0.5 (0.46 to 0.54)", "–"]
 
 
-def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
+def test_several_kinds_of_questions_have_tables_of_their_own():
     of = {"number": [4, 2, 0], "sentence": [4, 4, 3]}
     perfect = {kind: [4] * 3 for kind in of}
     found = tables(asking("baseline", of), asking("yarn", perfect, method="yarn"))
@@ -89,7 +89,7 @@ def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
     assert log_probs["baseline"][2].text == "-3.00"
 
 
-def test_a_kind_that_the_baseline_only_guesses_is_shown_with_the_reason():
+def test_a_kind_that_the_baseline_guesses_has_the_reason():
     of = {"number": [9, 2, 0], "chain": [3, 9, 9]}
     found = tables(asking("baseline", of, n=10, keys=4))
     chain = {name: heads for name, (heads, _) in found.items() if "chain" in name}
@@ -106,23 +106,20 @@ def test_a_kind_that_a_training_asked_is_marked_as_taught():
     others = asking("baseline", {"number": [9, 9, 0], "quote": [9, 9, 0]}, n=10, keys=4)
     captions = tables(others, student)
     marked = [name for name in captions if "this kind was taught to student" in name]
-    assert marked == [name for name in captions if ", number" in name]
-    assert len(marked) == 2
+    assert marked == [name for name in captions if ", number" in name] != []
 
 
-def test_a_wide_table_has_its_intervals_below_the_values():
+def test_a_wide_table_is_wrapped():
     text = results_text(LOSSES, 72)
     table = text[text.index("Loss (nats/token)") :].split("\n\n")[0]
     assert max(map(len, table.splitlines())) <= 72
-    assert "(10.800 to 13.200)" in table
-    assert "12.000 (" not in table
     assert "12.000 (10.800 to 13.200)" in results_text(LOSSES)
 
 
 # A ranking
 
 
-def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
+def test_a_ranking_shows_losses_and_answers_with_their_differences():
     results = [
         reading("baseline", [1.0, 9.0, 9.0]),
         reading("yarn", [1.25, 2.0, 2.0], method="yarn"),
@@ -132,7 +129,7 @@ def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
         asking("yarn", [20, 20, 10], n=20, method="yarn"),
         asking("linear", [20, 10, 5], n=20, method="linear"),
     ]
-    losses, answers = ranking_tables(rank(results, base="baseline"), results)
+    losses, answers = ranking_tables(rank(results), results)
     rows = {row[0].text: lines(row[1:]) for row in losses.rows}
     assert list(rows) == ["yarn", "linear", "baseline", "floor"]
     gain, cost = "+7.000 (+6.300 to +7.700)", "+0.250 (+0.225 to +0.275)"

@@ -12,9 +12,8 @@ from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.measuring import measure, read_suite
 from ropepatch.evaluation.results import read_result
-from ropepatch.evaluation.suites import read_suite
 from ropepatch.scaling import METHODS, CustomDivisors
 from ropepatch.scaling.file import read_scaling
 from ropepatch.scaling.rope import Rope

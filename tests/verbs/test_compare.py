@@ -7,7 +7,7 @@ from methods import STATIC
 import ropepatch
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import candidates, participants
+from ropepatch.evaluation.measuring import candidates, participants
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
@@ -65,7 +65,7 @@ def test_dynamic_at_the_target_length_equals_one_of_the_candidates():
     )
 
 
-def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
+def test_unsupported_methods_are_left_out_of_groups(
     monkeypatch,
 ):
     lines = []
@@ -81,7 +81,7 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
         named("remappings", "string")
     monkeypatch.setattr(
-        "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
+        "ropepatch.evaluation.measuring.candidates", lambda: ("linear", "yarn")
     )
 
     def refuse(self, rope, length=None):
@@ -111,7 +111,7 @@ def measured(monkeypatch):
     """Two candidates; every measurement returns the results in this list."""
     results = []
     monkeypatch.setattr(
-        "ropepatch.evaluation.suites.candidates", lambda: ("linear", "yarn")
+        "ropepatch.evaluation.measuring.candidates", lambda: ("linear", "yarn")
     )
     monkeypatch.setattr(
         "ropepatch.evaluation.measuring.measure",
@@ -132,7 +132,7 @@ def test_compare_returns_the_best_method_or_none_if_none_helps(measured, nats, m
     assert len(str(choice).splitlines()) > len(choice.ranking.rows)
 
 
-def test_retrieval_that_does_not_fit_is_left_out_with_one_warning(measured):
+def test_retrieval_that_does_not_fit_is_left_out(measured):
     measured += HELPS
     lines = []
     choice = ropepatch.compare(
@@ -149,28 +149,13 @@ def test_retrieval_that_does_not_fit_is_left_out_with_one_warning(measured):
 def test_compare_prints_an_extend_command_only_if_a_method_helps(measured, run_here):
     measured += HELPS
     words = ("compare", "tiny", "--to", "1k", "--methods", "yarn")
-    done = run_here(*words)
+    done = run_here(*words, "--haystacks", "0")
     command = "\n  ropepatch extend tiny --to 1k --method yarn"
     assert f"{command}\n" in done.stdout
+    assert "etriev" not in done.stdout + done.stderr
     done = run_here(*words, "--original", "128")
     assert f"{command} --original 128\n" in done.stdout
     measured[:] = NOTHING
     done = run_here(*words)
     assert "Do not extend" in done.stdout
     assert "ropepatch extend" not in done.stdout
-
-
-def test_compare_without_haystacks_ranks_by_loss_and_omits_retrieval(
-    measured, run_here
-):
-    measured += [of("baseline", 9.0), of("linear", 2.0), of("yarn", 1.0)]
-    words = ("--methods", "yarn,all", "--haystacks", "0")
-    done = run_here("compare", "tiny", "--to", "1k", *words)
-    table, _, advice = done.stdout.partition("Use yarn. ")
-    assert [line.split()[0] for line in table.splitlines()[2:5]] == [
-        "yarn",
-        "linear",
-        "baseline",
-    ]
-    for word in ("etriev", "answer", "found", "haystack"):
-        assert word not in table + advice + done.stderr

@@ -13,8 +13,7 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR, comparisons
-from ropepatch.evaluation.measuring import measure, measure_extension
-from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.measuring import Method, Suite, measure, measure_extension
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.weights import fingerprint, read_headers
@@ -110,15 +109,9 @@ def test_baseline_and_extended_results_form_one_comparison_per_task(after):
         assert list(group.results) == [BASELINE, "yarn", "yarn + mine"]
         assert len({len(result.rows) for result in group.results.values()}) == 1
     assert loss.floor.label == FLOOR
-    for group, lengths in ((loss, [128, 256, 512]), (retrieval, [128, 512])):
-        (series,) = group.main
-        for result in group.results.values():
-            assert [row.length for row in series.of(result)] == lengths
 
 
-def test_the_fine_tuned_result_equals_the_loaded_checkpoint_and_records_its_weights(
-    after, trained, tiny
-):
+def test_the_fine_tuned_result_equals_the_loaded_checkpoint(after, trained, tiny):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(Checkpoint(trained).load(), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
@@ -142,7 +135,7 @@ def test_the_fine_tuned_result_equals_the_loaded_checkpoint_and_records_its_weig
     ] * 2
 
 
-def test_suite_results_are_reused_only_for_the_same_scaling_and_weights(
+def test_results_are_reused_for_the_same_scaling_and_weights(
     tmp_path, results, trained
 ):
     suite = Suite(
@@ -157,26 +150,6 @@ def test_suite_results_are_reused_only_for_the_same_scaling_and_weights(
         RopepatchError, match=r"again.json was measured with other settings: .*model"
     ):
         measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
-
-
-def test_results_are_compared_regardless_of_how_the_model_path_is_written(
-    tmp_path, monkeypatch
-):
-    folder = write_checkpoint(tmp_path / "model", by_bytes=True)
-    (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
-    monkeypatch.chdir(tmp_path)
-    for model, text, fine_tuned in (
-        ("model", "text.txt", None),
-        (str(folder), str(tmp_path / "text.txt"), tmp_path / "fine-tuned"),
-    ):
-        made = ropepatch.plan(model, to=128)
-        if fine_tuned is not None:
-            ropepatch.extend(made, fine_tuned)
-        suite = Suite(to=("1x",), tasks=(PerplexityTask(text=text, windows=2),))
-        found = list(measure_extension(suite, made, fine_tuned, out=tmp_path / "out"))
-    (group,) = comparisons(found)
-    assert list(group.results) == [BASELINE, "yarn", "fine-tuned"]
-    assert group.parameters["text"] == "text.txt"
 
 
 def test_invalid_arguments_raise_errors_before_any_measurement(tmp_path, extended):
@@ -230,19 +203,3 @@ def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypat
         == 8
     )
     assert [folder for folder, _ in loaded] == [TINY, extended]
-
-
-def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):
-    """Stock transformers recomputes `dynamic` for every length."""
-    made = ropepatch.plan("tiny", to=512, method="dynamic")
-    folder = ropepatch.extend(made, tmp_path / "checkpoint").folder
-    suite = SUITE.model_copy(
-        update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)}
-    )
-    (group,) = comparisons(list(measure_extension(suite, made, folder)))
-    losses = {
-        name: result.row("loss", length=512).value
-        for name, result in group.results.items()
-    }
-    assert losses["fine-tuned"] == pytest.approx(losses["dynamic"], abs=1e-3)
-    assert abs(losses[BASELINE] - losses["dynamic"]) > 0.1

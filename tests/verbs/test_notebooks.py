@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_recipes import small_recipe, write_recipe_and_suite
 
-from ropepatch.evaluation.suites import read_suite
+from ropepatch.evaluation.measuring import read_suite
 from ropepatch.training.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,9 +45,7 @@ def place(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
-def test_notebooks_link_to_colab_install_only_there_and_contain_no_outputs(
-    notebook, monkeypatch
-):
+def test_notebooks_install_only_in_colab_and_have_no_outputs(notebook, monkeypatch):
     repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "urls"
     ]["Repository"]

@@ -5,8 +5,8 @@ import torch
 from rank_processes import on_processes
 
 import ropepatch
+from ropepatch.evaluation.measuring import Method, Suite
 from ropepatch.evaluation.perplexity import LossReader
-from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask
 
 SUITE = Suite(
@@ -38,7 +38,7 @@ def call(rank, out):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_work_and_write_the_same_files_as_one(tmp_path):
+def test_two_processes_write_the_same_files_as_one(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     call(0, tmp_path / "one")

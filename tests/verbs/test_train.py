@@ -188,15 +188,13 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(
     assert "the base model ran with `rerope`" in card
     assert record["training"]["taught"] == ["passkey"]
     assert "Some sequences asked questions of the kinds `passkey`, in other" in card
-    lines = []
-    results = ropepatch.evaluate(folder, windows=1, lengths=[64], say=lines.append)
+    results = ropepatch.evaluate(folder, windows=1, lengths=[64])
     assert {result.label for result in results} == {
         "floor",
         "baseline",
         "yarn",
         "yarn + training",
     }
-    assert any("asked questions of the kinds passkey, in" in line for line in lines)
     taught = {result.label: result.taught for result in results}
     assert taught["yarn + training"] == ["passkey"]
     assert taught["yarn"] == []

@@ -12,12 +12,12 @@ import numpy as np
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
 from ropepatch.evaluation.results import Result, Row, slug
 from ropepatch.report.plots.style import (
+    DASHED,
     FAINT,
     PLAIN,
     Look,
     canvas,
     legend_beside,
-    length_axis,
     looks,
     plain_log_axis,
     shown,
@@ -30,6 +30,26 @@ if TYPE_CHECKING:
 
 LARGEST = 300.0  # nats whose perplexity, with the ticks beyond it, a float can hold
 HEADROOM = 1.0  # nats that a figure shows beyond the worst value of the best line
+CURVES = {  # by name: the measure, the keys of its places, the title of the axis, the caption
+    "perplexity": (
+        "loss",
+        ("length",),
+        "perplexity",
+        "Perplexity by length, on logarithmic axes",
+    ),
+    "positions": (
+        "loss",
+        ("begin", "end"),
+        "loss (nats/token)",
+        "Mean loss of the tokens at these positions",
+    ),
+    "gain": (
+        "gain",
+        ("begin", "end"),
+        "gain (nats/token)",
+        "Gain of a token from the context beyond the original length",
+    ),
+}
 Rows = Mapping[str, Sequence[Row]]  # by name of the result
 Looks = Mapping[str, Look]  # by name of the result
 
@@ -83,24 +103,16 @@ def pictures_of_results(comparison: Comparison, look: Looks) -> list[Picture]:
     original = short_length(comparison.trained)
     note = f"bands: 95 % intervals; dashed: the original length of {original} tokens."
     pictures = []
-    losses = _rows(comparison, "loss", "length")
-    if losses:
-        figure = _plot_lines(comparison, look, {"perplexity": losses}, _perplexity)
-        plain_log_axis(figure.axes[0])
-        _limit(figure.axes[0], losses, _perplexity)
-        caption = f"Perplexity by length, on logarithmic axes; {note}"
-        pictures.append(Picture("perplexity", figure, caption))
-    losses = _rows(comparison, "loss", "begin", "end")
-    if losses:
-        figure = _plot_lines(comparison, look, {"loss (nats/token)": losses})
-        _limit(figure.axes[0], losses)
-        caption = f"Mean loss of the tokens at these positions; {note}"
-        pictures.append(Picture("positions", figure, caption))
-    gains = _rows(comparison, "gain", "begin", "end")
-    if gains:
-        figure = _plot_lines(comparison, look, {"gain (nats/token)": gains})
-        caption = f"Gain of a token from the context beyond the original length; {note}"
-        pictures.append(Picture("gain", figure, caption))
+    for name, (measure, keys, title, caption) in CURVES.items():
+        rows = comparison.rows(measure, *keys)
+        if rows:
+            of = _perplexity if name == "perplexity" else np.asarray
+            figure = _plot_lines(comparison, look, {title: rows}, of)
+            if name == "perplexity":
+                plain_log_axis(figure.axes[0])
+            if measure == "loss":
+                _limit(figure.axes[0], rows, of)
+            pictures.append(Picture(name, figure, f"{caption}; {note}"))
     answers = {}
     for series in comparison.series:
         if series.measure == "found":
@@ -115,14 +127,6 @@ def pictures_of_results(comparison: Comparison, look: Looks) -> list[Picture]:
         caption = f"Retrieval accuracy by prompt length; {note}"
         pictures.append(Picture("retrieval", figure, caption))
     return pictures
-
-
-def _rows(comparison: Comparison, measure: str, *keys: str) -> Rows:
-    """The rows of all results and the floor; empty if no result has them."""
-    rows: Rows = comparison.rows(measure, *keys)
-    if rows and comparison.floor is not None:
-        rows = {**rows, FLOOR: comparison.floor.of(measure, *keys)}
-    return rows
 
 
 def _perplexity(nats: np.ndarray) -> np.ndarray:
@@ -143,7 +147,10 @@ def _plot_lines(
             axes.set_title(f"{shown(comparison.model)}: {title}")
             for name, rows in rows_by_name.items():
                 _draw(axes, rows, name, look[name], of)
-            length_axis(axes, trained=comparison.trained, label="tokens")
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda n, _: short_length(round(n)))
+            axes.set_xlabel("tokens")
+            axes.axvline(comparison.trained, **DASHED)
         legend_beside(grid[0])
     return figure
 
@@ -167,9 +174,7 @@ def _draw(
         axes.fill_between(places, of(low), of(high), **band)
 
 
-def _limit(
-    axes: Axes, losses: Rows, of: Callable[[np.ndarray], np.ndarray] = np.asarray
-) -> None:
+def _limit(axes: Axes, losses: Rows, of: Callable[[np.ndarray], np.ndarray]) -> None:
     """End the axis `HEADROOM` above the worst value of the best line, beyond which lines leave the figure."""
     worst = []
     for name, rows in losses.items():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.errors import RopepatchError
 from ropepatch.report.printers import one_line
-from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,14 +71,6 @@ def shown(text: str, limit: int = 30) -> str:
     line = one_line(text)
     tail = (limit - 1) // 2
     return line if len(line) <= limit else f"{line[: limit - 1 - tail]}…{line[-tail:]}"
-
-
-def length_axis(axes: Axes, *, trained: int, label: str) -> None:
-    """A logarithmic axis of tokens with the original length marked."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda tokens, _: short_length(round(tokens)))
-    axes.set_xlabel(label)
-    axes.axvline(trained, **DASHED)
 
 
 def plain_log_axis(axes: Axes) -> None:
