@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from ropepatch.extension.record import read as read_record
 from ropepatch.files import json_text
 from ropepatch.probing import reading as readings
 from ropepatch.probing.judging import judge
-from ropepatch.probing.reading import source_ids
 from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import card_text
 from ropepatch.report.plots.lines import figures
@@ -93,16 +91,10 @@ def drawn(file: Path) -> None:
         figure.draw_without_rendering()
 
 
-def text_of_reading(file: Path) -> None:
-    """Regenerate the text as the probe does, and judge the fingerprint against itself."""
+def judged(file: Path) -> None:
+    """Judge the fingerprint against itself."""
     read = readings.read(file.parent)
-    with suppress(RopepatchError):  # the text does not fit the hash
-        source_ids(read.source, None, read.vocabulary, "x")
-    judge(
-        read,
-        [read.tops[readings.RIGHT].rows()[row] for row in range(len(read.positions))],
-        None,
-    )
+    judge(read, read.tops[readings.RIGHT])
 
 
 def planned(file: Path) -> None:
@@ -122,19 +114,18 @@ def planned(file: Path) -> None:
         assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-TOPS = {"ids": [[1, 2], [3, 4]], "log_probs": [[-0.5, -1.0], [-0.25, -2.0]]}
+TOPS = [{"1": -0.5, "2": -1.0}, {"3": -0.25, "4": -2.0}]
 READING = {
     "version": 1,
     "weights": "abc",
     "window": 64,
     "target": 80,
     "vocabulary": 48,
-    "dtype": "float32",
-    "source": {"kind": "tokens", "seed": 0, "length": 80, "sha256": "abc"},
+    "ids": [5] * 80,
     "positions": [1, 70],
     "tops": {readings.RIGHT: TOPS, "x": TOPS},
+    "alike": [],
     "rounded": [0.0, 0.001],
-    "versions": {"torch": "2.13"},
 }
 SCALING = {
     "ropepatch_scaling": 1,
@@ -203,8 +194,8 @@ READERS = {
     "card of a record": Reader(
         "ropepatch.json", RECORDS["trained-folded"], card_of, None, Record, examples=20
     ),
-    "reading of a text": Reader(
-        "reading.json", READING, text_of_reading, None, readings.Reading
+    "reading as judged": Reader(
+        "reading.json", READING, judged, None, readings.Reading
     ),
     "reading": Reader(
         "reading.json",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +23,11 @@ from ropepatch.probing import reading as readings
 from ropepatch.probing.client import Answer, RefusedError, Server
 from ropepatch.probing.judging import Judgement, judge, named
 from ropepatch.probing.making import make_reading, most_probable, tokenizer_of
-from ropepatch.probing.reading import HINT, Reading, Top, source_ids
-from ropepatch.progress import Say, silent
+from ropepatch.probing.reading import HINT, Reading, Top
+from ropepatch.progress import Advance, Say, silent, unseen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def probe(
     timeout: float = 600.0,
     revision: str | None = None,
     say: Say = silent,
-    progress: Advance = lambda done, total: None,
+    progress: Advance = unseen,
 ) -> Probed:
     """Check that a server applies the RoPE scaling of an extended checkpoint.
 
@@ -131,13 +128,12 @@ def probe(
         name = str(base_model(server).config.name_or_path)
         found = find(checkpoint or name, revision)
         return probe_model(server, found, read_reading(found, save_reading, say))
-    with Server(server, model, timeout) as asked:
+    asked = Server(server, model, timeout)
+    with asked.client:
         asked.look()
         found = find(checkpoint or asked.model, revision)
         reading = read_reading(found, save_reading, say)
-        tokenizer = tokenizer_of(found)
-        ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)
-        asking = _Asking(asked, reading, ids, tokenizer, say)
+        asking = _Asking(asked, reading, tokenizer_of(found), say)
         answers = asking.all(progress)
     judgement = judge(reading, answers, asking.limit, refuses=asking.refuses)
     return Probed(asked.shown, found.name, reading, judgement, tuple(answers))
@@ -145,9 +141,7 @@ def probe(
 
 def probe_model(model: nn.Module, checkpoint: Checkpoint, reading: Reading) -> Probed:
     """Compare a loaded model with the fingerprint of a checkpoint."""
-    tokenizer = tokenizer_of(checkpoint)
-    ids = source_ids(reading.source, tokenizer, reading.vocabulary, checkpoint.name)
-    answers = tuple(next_tokens(model, ids, reading.positions))
+    answers = tuple(next_tokens(model, reading.ids, reading.positions))
     name = f"{type(base_model(model)).__name__} in memory"
     judgement = replace(judge(reading, answers), engine="the model")
     return Probed(name, checkpoint.name, reading, judgement, answers)
@@ -197,12 +191,6 @@ def read_reading(
                 f"the {READING} of {checkpoint.name} belongs to other weights",
                 hint=HINT,
             )
-        if reading.target > checkpoint.config.window:
-            raise RopepatchError(
-                f"{READING} covers {reading.target} tokens, config.json allows "
-                f"{checkpoint.config.window}",
-                hint=HINT,
-            )
         return reading
     if not save:
         say(
@@ -220,7 +208,6 @@ class _Asking:
 
     server: Server
     reading: Reading
-    ids: list[int]
     tokenizer: PreTrainedTokenizerBase | None
     say: Say
     refuses: bool = False  # whether the server refused a long prompt
@@ -239,14 +226,11 @@ class _Asking:
 
     def _ask(self, count: int) -> Answer:
         """Request an answer to the first tokens."""
-        return self.server.next_token(self.ids[:count], self._text(count))
+        return self.server.next_token(self.reading.ids[:count], self._text(count))
 
     def _at(self, position: int) -> Top | None:
         """Return the answer at a position; if the prompt is too long, note the limit."""
         first, server = self.reading.positions[0], self.server
-        is_text = server.form is not None and not server.form.by_ids
-        if is_text and self._text(position) is None:
-            return None
         try:
             answer = self._ask(position)
         except RefusedError as error:
@@ -279,16 +263,17 @@ class _Asking:
             return False
         end = reading.positions[-1]
         try:
-            answer = self.server.next_token(self.ids[end - reading.window : end], None)
+            ids = reading.ids[end - reading.window : end]
+            answer = self.server.next_token(ids, None)
         except RefusedError:
             return False
         return _are_equal(last, self._read(answer) or {})
 
     def _text(self, position: int) -> str | None:
         """Return the text of the first tokens; None if it would be tokenized differently."""
-        if self.tokenizer is None or self.reading.source.kind != "tales":
+        if self.tokenizer is None:
             return None
-        begin = self.ids[:position]
+        begin = self.reading.ids[:position]
         text = str(self.tokenizer.decode(begin, skip_special_tokens=True))
         again = self.tokenizer(text, verbose=False).input_ids
         return text if list(again) == begin else None

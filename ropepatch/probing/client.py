@@ -7,8 +7,7 @@ import math
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its httpx's
 
@@ -16,7 +15,6 @@ from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import parse_json
 
 KEY = "ROPEPATCH_API_KEY"  # environment variable
-TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long prompt
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
 UNREACHABLE = 0  # in place of an HTTP status
@@ -36,25 +34,20 @@ class Form(NamedTuple):
 
     Args:
         by_ids: Whether the prompt is token ids, as for vLLM, SGLang and llama.cpp; or text, as for mlx-lm.
-        number: The number of most probable tokens.
+        keys: The keys of the request.
     """
 
     by_ids: bool
-    number: int
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The keys of the request."""
-        if self.by_ids:  # the second key is vLLM's
-            return {"logprobs": self.number, "return_tokens_as_token_ids": True}
-        return {"logprobs": True, "top_logprobs": self.number}
+    keys: dict[str, Any]
 
 
-FORMS = [Form(by_ids, number) for by_ids in (True, False) for number in COUNTS]
+FORMS = [  # the key of token ids is vLLM's
+    *(Form(True, {"logprobs": n, "return_tokens_as_token_ids": True}) for n in COUNTS),
+    *(Form(False, {"logprobs": True, "top_logprobs": n}) for n in COUNTS),
+]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A server's prediction of the next token.
 
     Args:
@@ -67,20 +60,21 @@ class Answer:
 
 
 class Server:
-    """One model of a server; leaving a `with` block closes its connections.
+    """One model of a server.
 
     Args:
         url: The base address, with or without `/v1`.
         model: The model's name on the server; empty for the first that the server lists.
-        timeout: Seconds for one answer.
+        timeout: Seconds for one answer, including the prefill of a long prompt.
 
     Attributes:
         form: The form of a request that works.
+        client: The connections, to be closed.
     """
 
     form: Form | None = None
 
-    def __init__(self, url: str, model: str = "", timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, model: str, timeout: float) -> None:
         address = _address(url)
         path = address.path.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self.model, self.timeout = model, timeout
@@ -92,12 +86,6 @@ class Server:
             timeout=HTTPX.Timeout(timeout, connect=10.0),
             headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.client.close()
 
     def look(self) -> None:
         """Look up the name of the model on the server, if it was not given."""
@@ -130,6 +118,8 @@ class Server:
 
         llama.cpp returns none after sampling the end of the text or an incomplete UTF-8 character.
         """
+        if text is None and not form.by_ids:
+            return Answer({}, None)
         body = {
             "prompt": ids if form.by_ids else text,
             "max_tokens": 1,

@@ -155,7 +155,7 @@ def judge(
         limit: The longest prompt that the engine reads, in tokens; None if it reads all.
         refuses: Whether it refuses longer prompts, instead of truncating them.
     """
-    tables = {name: divergences(tops, answers) for name, tops in reading.rows().items()}
+    tables = {name: divergences(tops, answers) for name, tops in reading.tops.items()}
     is_within = [not is_beyond for is_beyond in reading.beyond]
     within = {name: _at(table, is_within) for name, table in tables.items()}
     beyond = {name: _at(table, reading.beyond) for name, table in tables.items()}

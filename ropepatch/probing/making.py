@@ -5,7 +5,6 @@ Shapes: T tokens of the text, C candidate positions, P positions, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +39,6 @@ from ropepatch.probing.reading import (
     UNSCALED,
     Reading,
     Top,
-    Tops,
 )
 from ropepatch.progress import Advance, Progress, Say, unseen
 from ropepatch.scaling import METHODS
@@ -224,7 +222,7 @@ class Job:
         model = self._placed()
         vocabulary = model.get_output_embeddings().weight.shape[0]
         tokenizer = tokenizer_of(self.checkpoint)
-        source, ids = readings.draw_source(tokenizer, vocabulary, record.target, 0)
+        ids = readings.draw_ids(tokenizer, vocabulary, record.target)
         groups = _candidates(ids, tokenizer, window, record.target)
         site = self.config.site
         stock = model.get_submodule(site.path)
@@ -239,7 +237,7 @@ class Job:
             progress(0, passes)
             every = log_probs_at(model, tokens, list(chain.from_iterable(groups)))
             positions, right = _least_certain(every, groups)
-            rows[RIGHT] = most_probable(right, name, DIGITS)
+            rows[RIGHT] = most_probable(right, name)
             with _in_16_bits(model):
                 rounded = log_probs_at(model, tokens, positions)
             for error in list(ropes)[1:]:
@@ -248,31 +246,28 @@ class Job:
                 table = ropes[error]._replace(inv_freq=inv_freq)
                 model.set_submodule(site.path, scaled_twin(stock, site, table))
                 wrong = log_probs_at(model, tokens, positions)
-                rows[error] = most_probable(wrong, name, DIGITS)
+                rows[error] = most_probable(wrong, name)
 
-        inexact = most_probable(rounded, name, DIGITS)
+        inexact = most_probable(rounded, name)
         first = sum(position <= window for position in positions)
         alike = []
         for error in list(ropes)[1:]:
             far = list(map(divergence, rows[RIGHT][first:], rows[error][first:]))
             if typical(far) <= TOLD_APART:
                 alike.append(error)
-        libraries = "ropepatch", "transformers", "torch"
         return Reading(
             version=1,
             weights=self.checkpoint.fingerprint,
             window=window,
             target=record.target,
             vocabulary=vocabulary,
-            dtype=str(model.dtype).removeprefix("torch."),
-            source=source,
+            ids=ids,
             positions=positions,
-            tops={key: _tops(row) for key, row in rows.items() if key not in alike},
-            **({"alike": alike} if alike else {}),
+            tops={key: row for key, row in rows.items() if key not in alike},
+            alike=alike,
             rounded=[
                 round(far, PLACES) for far in map(divergence, rows[RIGHT], inexact)
             ],
-            versions={one: importlib.metadata.version(one) for one in libraries},
         )
 
     def _placed(self) -> Any:
@@ -372,7 +367,7 @@ def _least_certain(
     return positions, torch.stack(chosen)
 
 
-def most_probable(log_probs: Tensor, name: str, digits: int = 16) -> list[Top]:
+def most_probable(log_probs: Tensor, name: str) -> list[Top]:
     """Return the most probable tokens of log-probabilities [P, V] of a model, most probable first."""
     if not log_probs.isfinite().any(-1).all():
         raise RopepatchError(
@@ -381,15 +376,9 @@ def most_probable(log_probs: Tensor, name: str, digits: int = 16) -> list[Top]:
         )
     values, ids = log_probs.topk(min(TOP, log_probs.shape[1]))
     return [
-        {token: round(value, digits) for token, value in zip(*row, strict=True)}
+        {token: round(value, DIGITS) for token, value in zip(*row, strict=True)}
         for row in zip(ids.tolist(), values.tolist(), strict=True)
     ]
-
-
-def _tops(rows: list[Top]) -> Tops:
-    return Tops(
-        ids=[list(row) for row in rows], log_probs=[list(row.values()) for row in rows]
-    )
 
 
 @contextmanager

@@ -2,15 +2,12 @@
 
 import copy
 import functools
-import math
 import random
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_folders import write_checkpoint
 from engines import Engine
-from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch.extension import writing
@@ -38,35 +35,39 @@ DRAWS = 20
 COMPUTED = {}  # the top tokens of each engine, computed once
 
 
+def fingerprinted(plan, out):
+    folder = writing.check(plan, out).write().path
+    return folder, make_reading(Checkpoint(folder))
+
+
 @pytest.fixture(scope="module")
-def checkpoint(shared, tmp_path_factory):
+def checkpoint(request, tmp_path_factory):
     """A real checkpoint extended by a method and a factor, and its fingerprint; each computed once."""
 
     @functools.cache
     def made(name: str = "babyllama-361", method: str = "yarn", factor: float = 4):
-        source = shared / "checkpoints" / name
+        source = name
+        if name != "tiny":
+            source = request.getfixturevalue("shared") / "checkpoints" / name
         parameters = {}
         if method == "longrope":
             size = ropepatch.plan(source, to="2x").source.config.rope.num_pairs
             steps = torch.linspace(0, 1, size, dtype=torch.float64)
             parameters["long_factor"] = tuple((factor ** steps.pow(0.5)).tolist())
         plan = ropepatch.plan(source, to=f"{factor}x", method=method, **parameters)
-        folder = (
-            writing.check(plan, tmp_path_factory.mktemp("checkpoint") / "out")
-            .write()
-            .path
-        )
-        return folder, make_reading(Checkpoint(folder))
+        return fingerprinted(plan, tmp_path_factory.mktemp("checkpoint") / "out")
 
     return made
+
+
+def tops_of(engine, reading):
+    return engine.tops(reading.ids[:-1], reading.positions)
 
 
 def answers(folder: Path, reading, *, count: int = 20, **engine):
     key = tuple(engine.items())
     if (folder, key) not in COMPUTED:
-        COMPUTED[folder, key] = Engine(folder, **engine).tops(
-            reading.source.ids[:-1], reading.positions
-        )
+        COMPUTED[folder, key] = tops_of(Engine(folder, **engine), reading)
     return [dict(list(top.items())[:count]) for top in COMPUTED[folder, key]]
 
 
@@ -106,7 +107,7 @@ def up_to(limit: int, tops, reading):
     ]
 
 
-def test_an_engine_that_refuses_long_prompts_is_judged_up_to_its_limit(checkpoint):
+def test_an_engine_that_refuses_prompts_is_judged_to_its_limit(checkpoint):
     folder, reading = checkpoint()
     middle = (reading.window + reading.target) // 2
     judgement = judge(
@@ -120,10 +121,6 @@ def test_an_engine_that_refuses_long_prompts_is_judged_up_to_its_limit(checkpoin
     judgement = judge(reading, wrong, middle, refuses=True)
     assert (judgement.verdict, judgement.limit) == (UNSCALED, middle)
     assert f"the server refuses more than {middle:,} tokens" in str(judgement)
-    within = up_to(reading.window, answers(folder, reading), reading)
-    judgement = judge(reading, within, reading.window, refuses=True)
-    assert judgement.verdict == UNDECIDED
-    assert f"the server refuses more than {reading.window:,} tokens" in judgement.why
 
 
 UNNAMED = [
@@ -133,15 +130,9 @@ UNNAMED = [
 
 
 @pytest.fixture(scope="module")
-def fingerprints(tmp_path_factory):
+def fingerprints(checkpoint):
     """`tiny` extended with YaRN, and its fingerprints by their number of hypotheses."""
-    plan = ropepatch.plan("tiny", to="4x", method="yarn")
-    folder = (
-        writing.check(plan, tmp_path_factory.mktemp("fingerprints") / "out")
-        .write()
-        .path
-    )
-    reading = make_reading(Checkpoint(folder))
+    folder, reading = checkpoint("tiny")
     two = {name: reading.tops[name] for name in (RIGHT, UNSCALED)}
     return folder, {2: reading.model_copy(update={"tops": two}), 6: reading}
 
@@ -163,7 +154,7 @@ def test_an_engine_with_other_rope_parameters_is_never_right(
     reading = readings[hypotheses]
     assert len(reading.tops) == hypotheses
     engine = with_parameters(Engine(folder, precision=precision), **parameters)
-    judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
+    judgement = judge(reading, tops_of(engine, reading))
     assert not judgement.is_right, judgement
     advice = "--save-reading" if hypotheses == 2 else "config.json"
     assert advice in judgement.why or judgement.verdict != UNDECIDED
@@ -181,52 +172,19 @@ def test_a_right_engine_is_right_in_every_precision(
     assert judgement.is_right, judgement
 
 
-def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
-    plan = ropepatch.plan("tiny", to="4x", method="linear")
-    folder = writing.check(plan, tmp_path / "out").write().path
-    reading = make_reading(Checkpoint(folder))
-    base = Checkpoint(folder).config.rope_parameters["rope_theta"]
-    engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
-    judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
-    assert not judgement.is_right, judgement
+def test_a_great_distance_from_known_errors_alone_is_not_right(checkpoint):
+    folder, reading = checkpoint("tiny", "linear")
+    engine = with_parameters(Engine(folder), rope_theta=12000.0)
+    assert not judge(reading, tops_of(engine, reading)).is_right
 
 
 @pytest.mark.parametrize(("method", "verdict"), [("yarn", UNDECIDED), ("none", RIGHT)])
-def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscaled(
-    method, verdict, tmp_path
+def test_a_model_that_ignores_rope_is_undecided_unless_unscaled(
+    method, verdict, without_queries, tmp_path
 ):
-    source = write_checkpoint(tmp_path / "without_queries")
-    model = AutoModelForCausalLM.from_pretrained(source)
-    for layer in model.model.layers:
-        torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
-    model.save_pretrained(source)
-    folder = (
-        writing.check(ropepatch.plan(source, to="4x", method=method), tmp_path / "out")
-        .write()
-        .path
-    )
-    reading = make_reading(Checkpoint(folder))
+    plan = ropepatch.plan(without_queries, to="4x", method=method)
+    folder, reading = fingerprinted(plan, tmp_path / "out")
     assert judge(reading, answers(folder, reading)).verdict == verdict
-
-
-def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(checkpoint):
-    folder, reading = checkpoint()
-    right, unscaled = (
-        answers(folder, reading),
-        answers(folder, reading, mistake=UNSCALED, precision="q8"),
-    )
-    mixed = [
-        {
-            k: math.log(
-                0.7 * math.exp(one.get(k, -30)) + 0.3 * math.exp(two.get(k, -30))
-            )
-            for k in one | two
-        }
-        if beyond
-        else one
-        for one, two, beyond in zip(right, unscaled, reading.beyond, strict=True)
-    ]
-    assert judge(reading, mixed).verdict == UNDECIDED
 
 
 # Noise of the weights within and beyond the original length
@@ -240,7 +198,7 @@ NOISY = [
 
 
 @pytest.mark.parametrize(("mistake", "near", "far", "verdict"), NOISY)
-def test_noise_beyond_is_allowed_as_within_or_far_from_other_errors(
+def test_noise_beyond_is_allowed_as_within_or_far_from_errors(
     fingerprints, mistake, near, far, verdict
 ):
     folder, readings = fingerprints
@@ -256,39 +214,26 @@ def test_noise_beyond_is_allowed_as_within_or_far_from_other_errors(
     assert judgement.verdict == verdict, judgement
 
 
-def test_a_rival_that_is_nearer_at_most_positions_is_not_beaten():
+def test_a_rival_nearer_at_most_positions_is_not_beaten():
     best, rival = (0.02,) * 48, (*(0.0,) * 44, *(1.0,) * 4)
     assert not _beats(best, rival)
     assert _beats((0.0,) * 48, rival[::-1][:12] + (0.02,) * 36)
 
 
-def test_the_divergence_equals_kullback_leibler_if_all_tokens_are_listed():
-    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
-    tops = [dict(enumerate(values.log().tolist())) for values in (p, q)]
-    assert divergence(*tops) == pytest.approx(
-        (p * (p / q).log()).sum().item(), rel=1e-4
-    )
-    assert divergence(tops[0], tops[0]) == 0
-
-
-@pytest.mark.parametrize("count", [1, 5, 20])
-def test_the_divergence_of_the_most_probable_tokens_never_exceeds_kullback_leibler(
-    count,
-):
+@pytest.mark.parametrize("count", [1, 5, 20, 60])
+def test_the_divergence_is_a_lower_bound_exact_for_all_tokens(count):
     generator = torch.Generator().manual_seed(0)
-    for spread in (0.01, 0.1, 1.0, 4.0):
-        for _ in range(50):
-            logits = 3 * torch.randn(60, generator=generator, dtype=torch.float64)
-            other = logits + spread * torch.randn(
-                60, generator=generator, dtype=torch.float64
-            )
-            p, q = logits.log_softmax(-1), other.log_softmax(-1)
-            values, tokens = zip(p.topk(20), q.topk(count), strict=True)
-            expected, got = (
-                dict(zip(ids.tolist(), logs.tolist(), strict=True))
-                for ids, logs in zip(tokens, values, strict=True)
-            )
-            assert divergence(expected, got) <= (p.exp() * (p - q)).sum().item() + 1e-6
+    for spread in (0.0, 0.01, 0.1, 1.0, 4.0) * 40:
+        one, noise = torch.randn(2, 60, generator=generator, dtype=torch.float64)
+        p, q = torch.stack((3 * one, 3 * one + spread * noise)).log_softmax(-1)
+        tops = []
+        for log_probs, most in ((p, max(20, count)), (q, count)):
+            values, tokens = log_probs.topk(most)
+            tops.append(dict(zip(tokens.tolist(), values.tolist(), strict=True)))
+        exact = (p.exp() * (p - q)).sum().item()
+        assert divergence(*tops) <= exact + 1e-6
+        if count == 60:
+            assert divergence(*tops) == pytest.approx(exact, abs=1e-5)
 
 
 @pytest.mark.slow

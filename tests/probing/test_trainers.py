@@ -47,7 +47,6 @@ def checkpointing(model):
 
 
 WAYS = {
-    "plain": lambda model: model,
     "fine-tuned": fine_tuned,
     "gradient checkpointing": checkpointing,
     "compiled": lambda model: torch.compile(model, backend="eager"),
@@ -62,28 +61,27 @@ def test_probe_identifies_every_mistake_of_a_model_in_memory(extended):
         assert found.to_dict()["engine"] == "LlamaForCausalLM in memory"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[pytest.mark.sweep] * (way == "compiled"))
+        for way in WAYS
+    ],
+)
 def test_probe_recognises_a_correct_wrapped_model_and_leaves_it_unchanged(
     extended, way
 ):
-    model = WAYS[way](
-        loaded(extended, dtype=torch.bfloat16 if way == "bfloat16" else None)
-    )
-    next(
-        model.modules()
-    ).training = False  # one module is in another mode than the others
+    dtype = torch.bfloat16 if way == "bfloat16" else None
+    model = WAYS[way](loaded(extended, dtype=dtype))
+    next(model.modules()).training = False  # unlike the others
     modes = [module.training for module in model.modules()]
     assert any(modes)
-    assert ropepatch.probe(
-        model
-    ).is_right  # compared with the checkpoint that its config names
+    # compared with the checkpoint that its config names
+    assert ropepatch.probe(model).is_right
     assert [module.training for module in model.modules()] == modes
     assert all(weight.grad is None for weight in model.parameters())
-    loss = model(
-        input_ids=torch.ones(1, 8, dtype=torch.long),
-        labels=torch.ones(1, 8, dtype=torch.long),
-    ).loss
-    loss.backward()
+    ids = torch.ones(1, 8, dtype=torch.long)
+    model(input_ids=ids, labels=ids).loss.backward()
 
 
 def test_probe_identifies_other_weights_and_raises_an_error_for_nan(extended):
@@ -100,12 +98,7 @@ def test_probe_identifies_other_weights_and_raises_an_error_for_nan(extended):
 
 def trained(model, folder, place, steps=4, callbacks=(), resume=None, **options):
     arguments = TrainingArguments(
-        output_dir=str(place),
-        max_steps=steps,
-        save_steps=2,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
+        str(place), max_steps=steps, save_steps=2, use_cpu=True, report_to=[]
     )
     rows = [{"input_ids": [3, 4, 5, 6], "labels": [3, 4, 5, 6]}] * 8
     probe = ropepatch.ProbeCallback(folder, **options)
@@ -117,17 +110,14 @@ def trained(model, folder, place, steps=4, callbacks=(), resume=None, **options)
 
 
 def said(caplog):
-    return [
-        one.getMessage().partition(", ")[2]
-        for one in caplog.records
-        if one.name == "ropepatch"
-    ]
+    ours = [one for one in caplog.records if one.name == "ropepatch"]
+    return [one.getMessage().partition(", ")[2] for one in ours]
 
 
 @pytest.mark.parametrize(
     "wrap", [lambda model: model, fine_tuned], ids=["all weights", "fine-tuned"]
 )
-def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
+def test_the_callback_probes_first_and_checks_rope_tables_later(
     extended, tmp_path, caplog, wrap
 ):
     caplog.set_level(logging.INFO, "ropepatch")
@@ -136,17 +126,13 @@ def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
     assert begin.startswith("step 0: OK: the model applies the RoPE scaling")
     assert later == "step 3: OK: the RoPE tables match the checkpoint"
     caplog.clear()  # a resumed training is not probed: its weights have changed
-    trained(
-        wrap(loaded(extended)),
-        extended,
-        tmp_path,
-        every=9,
-        resume=str(tmp_path / "checkpoint-2"),
-    )
+    again = wrap(loaded(extended))
+    resume = str(tmp_path / "checkpoint-2")
+    trained(again, extended, tmp_path, every=9, resume=resume)
     assert said(caplog) == ["step 2: OK: the RoPE tables match the checkpoint"]
 
 
-def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(
+def test_an_unscaled_model_is_not_trained_unless_raises_is_false(
     extended, tmp_path, caplog
 ):
     model = loaded(extended, UNSCALED)
@@ -157,9 +143,8 @@ def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(
         trained(model, extended, tmp_path)
     assert torch.equal(model.lm_head.weight, before)
     trained(model, extended, tmp_path, steps=1, every=1, raises=False)
-    assert [one.levelname for one in caplog.records if one.name == "ropepatch"] == [
-        "WARNING"
-    ] * 2
+    ours = [one.levelname for one in caplog.records if one.name == "ropepatch"]
+    assert ours == ["WARNING"] * 2
     assert "the RoPE in memory is not the config's" in said(caplog)[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from ropepatch.extension import record as records
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import find_rotary, scaled_twin
 from ropepatch.model.rotary import rotating_by
+from ropepatch.probing import reading as readings
 from ropepatch.probing.making import ropes
 from ropepatch.probing.reading import RIGHT
 
@@ -40,7 +42,7 @@ class Engine:
     ) -> None:
         dtype = PRECISIONS.get(precision, torch.float32)
         self.model = Checkpoint(folder).load(dtype)
-        self.told: dict[object, list[dict[int, float]]] = {}
+        self.text = readings.read(folder).ids if readings.exists(folder) else []
         self.site = find_rotary(self.model)
         table = None if mistake == RIGHT else ropes(records.read(folder))[mistake]
         stock = self.model.get_submodule(self.site.path)
@@ -67,17 +69,17 @@ class Engine:
     def tops(
         self, ids: list[int], positions: list[int], count: int = 20
     ) -> list[dict[int, float]]:
-        """Return the most probable next tokens after the first `positions` tokens, cached."""
-        request = (*ids, *positions, count)
-        if request not in self.told:
-            values, top = (
-                part.tolist()
-                for part in self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
-            )
-            self.told[request] = [
-                dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)
-            ]
-        return self.told[request]
+        """Return the most probable next tokens after the first `positions` tokens."""
+        is_prefix = ids == self.text[: len(ids)]
+        log_probs = self.whole if is_prefix else self.log_probs(ids)
+        values, top = log_probs[torch.tensor(positions) - 1].topk(count)
+        pairs = zip(top.tolist(), values.tolist(), strict=True)
+        return [dict(zip(*pair, strict=True)) for pair in pairs]
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The log-probabilities after every token of the fingerprint's text."""
+        return self.log_probs(self.text)
 
 
 def in_8_bits(weight: Tensor) -> Tensor:

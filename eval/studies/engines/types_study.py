@@ -44,7 +44,7 @@ from ropepatch.model.config import part_of
 from ropepatch.probing.asking import find
 from ropepatch.probing.judging import judge
 from ropepatch.probing.making import TOP, make_reading
-from ropepatch.probing.reading import RIGHT, UNSCALED, source_ids
+from ropepatch.probing.reading import RIGHT, UNSCALED
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "support"))
@@ -254,8 +254,7 @@ def run(engine: str, model_type: str, given: Namespace) -> Row:
         if UNSCALED not in reading.tops:
             reads[saved], why = "not shown", "the rope does not show in the logits"
             continue
-        ids = source_ids(reading.source, None, reading.vocabulary, model_type)
-        logits = runner(engine, packages).logits(folder, ids, reading.positions)
+        logits = runner(engine, packages).logits(folder, reading.ids, reading.positions)
         if isinstance(logits, str):
             reads[saved], why = "refused", logits
             if logits.startswith(("no answer", "it end")):
