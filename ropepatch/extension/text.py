@@ -50,7 +50,9 @@ def _parameters(method: Method) -> str:
 
 def engines_table(plan: Planned, engines: Iterable[Engine]) -> Table:
     """Return the table of engine support."""
-    kind = plan.method.stated_as(plan.rope_parameters.get("rope_type", "-"))
+    kind = plan.method.name
+    if plan.method.kind == "scaling":
+        kind = plan.rope_parameters.get("rope_type", "-")
     rows = (
         (f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note)
         for engine in engines

@@ -8,11 +8,6 @@ from ropepatch.scaling.powers import NTKAware
 from ropepatch.scaling.rope import Rope, Scaling
 
 
-def stretch(rope: Rope, length: int | None) -> float:
-    """Compute s(l) = max(1, l/L), the planned length over the original context length."""
-    return max(1.0, (length or 0) / rope.original_max_position_embeddings)
-
-
 class DynamicNTK(NTKAware):
     """NTK-aware scaling by the prompt length l (YaRN paper, 3.3), which ropepatch fixes at the target.
 
@@ -35,7 +30,9 @@ class DynamicNTK(NTKAware):
         return 1.0 if self.form == "paper" else float(self.factor)
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
-        return NTKAware(factor=self._f * stretch(rope, length) - (self._f - 1))
+        window = rope.original_max_position_embeddings
+        s = max(1.0, (length or 0) / window)
+        return NTKAware(factor=self._f * s - (self._f - 1))
 
     def _native(self, rope: Rope) -> dict[str, Any]:
         return {"rope_type": "dynamic", "factor": self._f}

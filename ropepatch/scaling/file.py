@@ -6,16 +6,16 @@ import math
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import parse_json, read_text
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import MAX_NUMBER, Count, Settings, shown
+from ropepatch.settings import MAX_NUMBER, Settings, shown
 
-MARK = "ropepatch_scaling"  # the key of the format's version
-VERSION = 1
 HINT = f"name a method of `ropepatch methods`; custom takes your own {argument('settings', 'divisors=FILE')}"
 EARLIER = {  # the traces of an earlier scaling, for messages
     "carried": "frequencies of an earlier scaling",
@@ -35,11 +35,11 @@ class ScalingFile(Settings):
         rotary_dim: A parameter of the RoPE before scaling, as the next four keys; see `Rope`.
     """
 
-    ropepatch_scaling: Count
+    ropepatch_scaling: Literal[1]
     method: str
     parameters: dict[str, Any]
     factor: Any
-    target: Count
+    target: Annotated[int, Field(gt=0, le=MAX_NUMBER)]
     rotary_dim: Any
     rope_theta: Any
     original_max_position_embeddings: Any
@@ -58,12 +58,8 @@ class ScalingFile(Settings):
         return Rope(**{key: getattr(self, key) for key in Rope.model_fields})
 
     def check(self) -> None:
-        """Raise a `RopepatchError` unless scaling, RoPE and target length are valid."""
+        """Raise a `RopepatchError` unless scaling and RoPE are valid."""
         _ = self.scaling, self.rope
-        if self.target > MAX_NUMBER:
-            raise RopepatchError(
-                f"target must be at most {MAX_NUMBER:g}, got {shown(self.target)}"
-            )
 
     def check_model(self, file: str, rope: Rope, model: str, to: int) -> None:
         """Raise a `RopepatchError` unless RoPE and target length are those the file was made for."""
@@ -94,7 +90,13 @@ def method_label(method: str) -> str:
 
 def read_scaling(file: str | Path, *, extra: Collection[str] = ()) -> ScalingFile:
     """Read a scaling file; raise a `RopepatchError` if the user also sets ``extra`` parameters."""
-    content = _read(file)
+    try:
+        content = parse_json(read_text(Path(file).expanduser()))
+    # RuntimeError: nested too deep, or no such ~user
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RopepatchError(
+            f"{file} is not a scaling file: {error}", hint=HINT
+        ) from error
     try:
         read = ScalingFile.model_validate(content)
     except RopepatchError as error:
@@ -105,31 +107,6 @@ def read_scaling(file: str | Path, *, extra: Collection[str] = ()) -> ScalingFil
             hint=f"give the method to set its parameters: {argument('method', read.method)}",
         )
     return read
-
-
-def _read(file: str | Path) -> dict[str, Any]:
-    """Read the JSON object of a scaling file and check its version."""
-    try:
-        content = parse_json(read_text(Path(file).expanduser()))
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # RuntimeError: nested too deep, or no such ~user
-        raise RopepatchError(
-            f"{file} is not a scaling file: {error}", hint=HINT
-        ) from error
-    if not isinstance(content, dict) or MARK not in content:
-        raise RopepatchError(
-            f"{file} is not a scaling file: it has no key {MARK}", hint=HINT
-        )
-    version = content[MARK]
-    if type(version) is not int or version != VERSION:
-        raise RopepatchError(
-            f"{file} is a scaling file of version {shown(version)}, expected {VERSION}",
-            hint="a newer ropepatch may support it: pip install --upgrade ropepatch",
-        )
-    return content
 
 
 def _same(there: Any, here: Any) -> bool:

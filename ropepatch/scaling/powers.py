@@ -38,10 +38,6 @@ class Unscaled(Scaling):
     saved_as = "default"
     changes_frequencies = False
 
-    def on_top(self) -> str:
-        """Say nothing: the frequencies stay as they are."""
-        return ""
-
     def _inv_freq(self, rope: Rope) -> Tensor:
         return rope.inv_freq()
 

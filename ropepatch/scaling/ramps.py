@@ -112,8 +112,6 @@ class YaRN(Scaling):
     saved_as = "yarn"
     composing = MappingProxyType({"ramp": "rotations"})
 
-    way_out = ("ramp", "rotations")
-
     beta_fast: Number = BETAS[0]
     beta_slow: Number = BETAS[1]
     truncate: bool = True

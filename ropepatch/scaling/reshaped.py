@@ -83,7 +83,7 @@ class PartialRope(Scaling):
 class _OverAnother(Scaling):
     """A method that changes the frequencies of another method."""
 
-    way_out = ("over", "ntk")
+    composing = MappingProxyType({"over": "ntk"})
 
     over: str
 
@@ -128,7 +128,6 @@ class Resonance(_OverAnother):
     name = "resonance"
     formula = "2π / round(2π/θ′_i), θ′ of another method"
     paper = "arXiv:2403.00071"
-    composing = MappingProxyType({"over": "ntk"})
 
     over: str = "yarn"
 

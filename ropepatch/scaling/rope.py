@@ -256,6 +256,8 @@ class Method(Named):
     saved_as: ClassVar[str]
     length_dependent: ClassVar[bool] = False
     changes_frequencies: ClassVar[bool] = False
+    # The defaults for RoPE that is already scaled
+    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     @classmethod
     def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
@@ -270,13 +272,17 @@ class Method(Named):
         """Return s, for L = `window` and N = `target` tokens."""
         return target / window
 
-    def stated_as(self, rope_type: str) -> str:
-        """Return what config.json calls the method, if its rope type is this one."""
-        return self.name
-
     def on_top(self) -> str:
         """Say with which parameters the method is applied to RoPE that is scaled already."""
-        return ""
+        if not self.changes_frequencies:
+            return ""
+        values = [
+            f"{key}={value}"
+            for key, value in self.composing.items()
+            if getattr(self, key) == value
+        ]
+        parameters = f" ({', '.join(values)})" if values else ""
+        return f"; {self.name} is applied on top of it{parameters}"
 
 
 class Scaling(Method):
@@ -294,10 +300,6 @@ class Scaling(Method):
     changes_frequencies = True
     saved_as = "longrope"  # the rope type in the config of an extended LLaMA
     composes: ClassVar[bool] = True  # whether it applies to RoPE that is already scaled
-    # The defaults for such RoPE
-    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    # A parameter and its value with which it composes
-    way_out: ClassVar[tuple[str, str] | None] = None
     factor: FromOne
 
     @classmethod
@@ -316,20 +318,6 @@ class Scaling(Method):
         """Return s, which the user may have set."""
         return self.factor
 
-    def stated_as(self, rope_type: str) -> str:
-        """Return the rope type."""
-        return rope_type
-
-    def on_top(self) -> str:
-        """Say with which parameters the scaling is applied to RoPE that is scaled already."""
-        values = [
-            f"{key}={value}"
-            for key, value in self.composing.items()
-            if getattr(self, key) == value
-        ]
-        parameters = f" ({', '.join(values)})" if values else ""
-        return f"; {self.name} is applied on top of it{parameters}"
-
     @final
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         """Scale the frequencies of a model.
@@ -339,8 +327,9 @@ class Scaling(Method):
             length: The planned length in tokens, for length-dependent methods; None means L.
         """
         if rope.is_scaled and not self.composes:
-            others = "`linear`, `ntk`, `ntk-by-parts` or `custom`, which compose"
-            use = argument(*self.way_out) if self.way_out else others
+            use = "`linear`, `ntk`, `ntk-by-parts` or `custom`, which compose"
+            for parameter in self.composing.items():
+                use = argument(*parameter)
             raise RopepatchError(
                 f"{self.name} is a formula of rope_theta and does not apply to RoPE that is already scaled",
                 hint=f"use {use}, or start from the unscaled base model",

@@ -158,9 +158,7 @@ def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, mine):
     assert one.frequencies().attention_factor == ATTENTION
 
 
-def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected(
-    tmp_path, checkpoint, mine
-):
+def test_a_file_for_another_plan_is_rejected(tmp_path, checkpoint, mine):
     short = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
     for given, words in (
         ({"to": TARGET // 2}, f"for a target of {TARGET} tokens"),
@@ -223,18 +221,9 @@ def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(
     }
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
     out = tmp_path / "results"
-    results = {
-        result.label: result
-        for result in measure(read_suite(str(tmp_path / "suite.yaml")), out=out)
-    }
+    results = measure(read_suite(str(tmp_path / "suite.yaml")), out=out)
+    losses = [result.row("loss", length=TARGET).value for result in results]
     scaling = read_result(out / "small-256-perplexity-mine.json").scaling
     assert scaling["method"] == "custom"
     assert scaling["parameters"] == CONTENT["parameters"]
-    losses = {
-        label: result.row("loss", length=TARGET).value
-        for label, result in results.items()
-    }
-    assert losses["mine"] not in (losses["baseline"], losses["ntk"])
-
-
-# Commands
+    assert len({*losses}) == 3
