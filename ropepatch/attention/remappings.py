@@ -20,12 +20,6 @@ from ropepatch.settings import AboveOne, Amount, Count, Registry
 if TYPE_CHECKING:
     from ropepatch.attention.modeling_position_remapping import Band
 
-    Whole = int
-    Divisor = float
-else:
-    Whole = Count | None
-    Divisor = AboveOne | None
-
 FITTED: Any = None  # a parameter computed from L and N
 TRAINED = 0.6  # rho, the share of L whose distances are well trained
 
@@ -111,7 +105,7 @@ class _Windowed(Remapping):
     """A remapping that does not change distances below W."""
 
     needs = "window < L"
-    window: Whole = FITTED
+    window: Count = FITTED
 
     def fits(self, window: int) -> bool:
         return self.window < window
@@ -148,7 +142,7 @@ class LeakyReRoPE(_Windowed):
     name = "leaky-rerope"
     formula = "Δ below W, then W + (Δ−W)/k"
     paper = "github.com/bojone/rerope"
-    divisor: Divisor = FITTED
+    divisor: AboveOne = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         own = self.window or max(1, window // 2)
@@ -172,7 +166,7 @@ class SelfExtend(_Windowed):
     name = "self-extend"
     formula = "Δ below W, then ⌊m/G⌋ − ⌊n/G⌋ + W − ⌊W/G⌋"
     paper = "arXiv:2401.01325"
-    group: Whole = FITTED
+    group: Count = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         own = self.window or max(1, window // 4)
@@ -203,8 +197,8 @@ class DualChunk(Remapping):
     formula = "m mod s, min(m mod s + s, c) or min(2s−1, c), less n mod s"
     paper = "arXiv:2402.17463"
     needs = "chunk <= clip < L"
-    clip: Whole = FITTED
-    chunk: Whole = FITTED
+    clip: Count = FITTED
+    chunk: Count = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"clip": max(1, 3 * window // 4), "chunk": max(1, 5 * window // 8)}
@@ -227,10 +221,10 @@ class LaMPE(Remapping):
     formula = "Δ up to h, then ⌊Mm/(N−1)⌋ − ⌊Mn/(N−1)⌋ + b₁, Δ − b₂ at the far end"
     paper = "arXiv:2508.02308"
     needs = "mapped < L, 2 head <= length and head + tail < length"
-    length: Whole = FITTED
-    mapped: Whole = FITTED
-    head: Whole = FITTED
-    tail: Whole = FITTED
+    length: Count = FITTED
+    mapped: Count = FITTED
+    head: Count = FITTED
+    tail: Count = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {
@@ -283,8 +277,8 @@ class String(Remapping):
     formula = "Δ below S, then Δ − S + W"
     paper = "arXiv:2410.18745"
     needs = "window <= shift <= L"
-    shift: Whole = FITTED
-    window: Whole = FITTED
+    shift: Count = FITTED
+    window: Count = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         own = self.window or max(1, window // 32)

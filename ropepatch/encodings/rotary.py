@@ -20,6 +20,7 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Amount, Count, Several, Share
 
 Extents = Several[Annotated[int, Field(gt=0, lt=2**31)]]
+LINES = 2**31  # of a grid: no limit
 
 
 def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -85,18 +86,9 @@ class PartialRotary(RoPE):
 
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
-    def check_shape(self, shape: ModelShape) -> None:
-        if not self._pairs(shape):
-            raise RopepatchError(
-                f"partial: a share of {self.share:g} leaves no pair of {shape.head_dim} channels",
-                hint=f"use a share of {2 / shape.head_dim:g} or more, or nope",
-            )
-
     def rope(self, shape: ModelShape) -> Rope:
-        return Rope(2 * self._pairs(shape), shape.rope.rope_theta, shape.window)
-
-    def _pairs(self, shape: ModelShape) -> int:
-        return int(self.share * shape.head_dim) // 2
+        pairs = int(self.share * shape.head_dim) // 2
+        return Rope(2 * pairs, shape.rope.rope_theta, shape.window)
 
 
 class ProportionalRotary(RoPE):
@@ -146,16 +138,9 @@ class Axial(RoPE):
         return Rope(of_axis, shape.rope.rope_theta, shape.window)
 
     def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
-        return super().angles(coordinates(positions, self.grid), inv_freq).flatten(-2)
-
-
-def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Return the coordinates of positions [...] on a grid filled line by line: [..., N] int64."""
-    where: list[Tensor] = []
-    for extent in reversed(grid):
-        where.insert(0, positions % extent)
-        positions = positions // extent
-    return torch.stack((positions, *where), -1)
+        sizes = LINES, *self.grid
+        coordinates = torch.stack(torch.unravel_index(positions, sizes), -1)
+        return super().angles(coordinates, inv_freq).flatten(-2)
 
 
 class XPos(RoPE):

@@ -148,18 +148,15 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
     Args:
         model: A LLaMA-like causal language model, possibly inside a PEFT model.
         encoding: A name from `ENCODINGS`, or an encoding made by `make_encoding`.
-        **parameters: The parameters of an encoding given by its name.
+        **parameters: The parameters of the encoding.
 
     Raises:
         RopepatchError: If there is no such encoding, or the model is patched, swapped or not LLaMA-like.
     """
-    if isinstance(encoding, str):
+    if isinstance(encoding, Encoding):
+        encoding = encoding.model_copy(update=parameters)
+    else:
         encoding = ENCODINGS.make(encoding, **parameters)
-    elif not isinstance(encoding, Encoding) or parameters:
-        raise RopepatchError(
-            f"swap takes a name with its parameters, or an encoding, got {encoding!r}",
-            hint="ropepatch.swap(model, 'alibi')",
-        )
     base = base_model(model)
     with torch.device("cpu"), own_configs(base, *ATTENTION) as configs:
         config = Config.of(base)
@@ -189,14 +186,12 @@ def swapped(model: nn.Module) -> Swap | None:
 
 def _attentions(base: PreTrainedModel, config: Config) -> list[nn.Module]:
     """Return the attention modules of a model; raises an error if an encoding cannot replace their RoPE."""
-    reasons = {
-        "only a part of each head rotates": config.rotates_partly,
-        "its RoPE differs by layer type": config.layer_type is not None,
-    }
-    if reason := uninterchangeable(base) or next(
-        (one for one, holds in reasons.items() if holds), None
-    ):
+    if reason := uninterchangeable(base):
         raise refusal(base, reason)
+    if config.rotates_partly:
+        raise refusal(base, "only a part of each head rotates")
+    if config.layer_type is not None:
+        raise refusal(base, "its RoPE differs by layer type")
     layers = rotating_layers(base, config.site)
     if not all(layers.values()):
         raise refusal(base, "some layers do not rotate")

@@ -62,22 +62,17 @@ def test_log_n_and_the_attention_factor_multiply_the_scores(model, factor):
 # Generation
 
 
-def test_the_kv_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
+def test_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
     """Beam search reorders the cache; prompt lookup crops rejected drafts from it."""
     put(model, "self-extend")
-    settings = {
-        "max_new_tokens": 9,
-        "do_sample": False,
-        "eos_token_id": -1,
-        "pad_token_id": 0,
-    }
-    for more in ({}, {"num_beams": 3}):
-        expected = model.generate(ONE[:, :24], **settings, **more, use_cache=False)
-        assert torch.equal(model.generate(ONE[:, :24], **settings, **more), expected)
-    drafted = model.generate(
-        ONE[:, :24].repeat(1, 2), **settings, prompt_lookup_num_tokens=3
-    )
-    assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **settings))
+    prompt = ONE[:, :24].repeat(1, 2)
+    settings = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": -1}
+    plain = model.generate(prompt, **settings)
+    for more in ({"num_beams": 3}, {}):
+        expected = model.generate(prompt, **settings, **more, use_cache=False)
+        assert torch.equal(model.generate(prompt, **settings, **more), expected)
+    drafted = model.generate(prompt, **settings, prompt_lookup_num_tokens=3)
+    assert torch.equal(drafted, plain)
 
 
 # Applied and removed
@@ -89,16 +84,13 @@ def test_the_config_and_the_handle_contain_the_active_remapping(model, name):
         described = model.config.to_dict()["position_remapping"]
         assert (described["name"], described["target"]) == (name, 65)
         assert described["parameters"].items() >= SMALL[name].items()
-        assert (
-            mapped(model).distances
-            == handle.distances
-            == make_remapping(name, **SMALL[name])
-        )
+        expected = make_remapping(name, **SMALL[name])
+        assert mapped(model).distances == handle.distances == expected
         assert model.config.max_position_embeddings == 65
         assert f"RemappedRope({name}, " in repr(model)
 
 
-def test_remapping_a_linearly_scaled_model_uses_its_scaled_length_and_restores_the_config():
+def test_remapping_a_linearly_scaled_model_uses_its_scaled_length():
     """As in Vicuna's config: linear scaling to 256 tokens, while max_position_embeddings stays 64."""
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     model = tiny_model("llama", rope_parameters=rope, max_sequence_length=256)
@@ -154,7 +146,7 @@ REASON = {
     "hunyuan_v1_dense",
     "qwen3",
 )
-def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_type):
+def test_every_architecture_gets_a_remapping_or_an_explained_error(model_type):
     if refusal(model_type):
         pytest.skip("its RoPE is not supported")
     if model_type in NOT_YET:

@@ -21,12 +21,11 @@ GOLDEN = [
     (
         "self-extend",
         31,
-        [d for d in (13, 12, 11, 10, 9, 8) for _ in range(4)] + [*range(7, -1, -1)],
+        "13 13 13 13 12 12 12 12 11 11 11 11 10 10 10 10 9 9 9 9 8 8 8 8 7 6 5 4 3 2 1 0",
     ),
-    ("dca", 13, [*range(12, 2, -1), 3, 2, 1, 0]),
-    ("dca", 20, [*range(12, 2, -1), *range(10, 0, -1), 0]),
-    ("dca", 25, [*range(12, 2, -1), *range(12, 2, -1), *range(5, -1, -1)]),
-    ("lampe", 63, [*map(int, LAMPE.split())]),
+    ("dca", 20, "12 11 10 9 8 7 6 5 4 3 10 9 8 7 6 5 4 3 2 1 0"),
+    ("dca", 25, "12 11 10 9 8 7 6 5 4 3 12 11 10 9 8 7 6 5 4 3 5 4 3 2 1 0"),
+    ("lampe", 63, LAMPE),
 ]
 
 
@@ -60,14 +59,12 @@ def test_remappings_match_hand_computed_rows(name, m, row):
         name, **SMALL[name] | ({"length": 64} if name == "lampe" else {})
     )
     table, _ = distances_and_counts(one, 64)
-    assert table[m, : m + 1].tolist() == row
+    assert table[m, : m + 1].tolist() == [*map(int, row.split())]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(REMAPPINGS)), st.integers(40, 120), st.floats(1.0, 5.0))
-def test_default_bands_cover_each_visible_pair_once_within_the_original_length(
-    name, original, factor
-):
+def test_default_bands_cover_each_visible_pair_once_within_l(name, original, factor):
     target = int(factor * original)
     if name == "string":
         target = min(target, 2 * original - original // 32)
@@ -86,35 +83,18 @@ def test_default_bands_cover_each_visible_pair_once_within_the_original_length(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(10, 60), st.data())
-def test_lampe_equals_its_formula_for_any_parameters(length, data):
-    head = data.draw(st.integers(1, length // 2))
-    tail, mapped = (
-        data.draw(st.integers(1, length - head - 1)),
-        data.draw(st.integers(1, 2 * length)),
-    )
-    one = make_remapping("lampe", length=length, mapped=mapped, head=head, tail=tail)
-    table, _ = distances_and_counts(one, length)
-    np.testing.assert_array_equal(
-        table, distances(ORACLE["lampe"](**formula_parameters(one)), length)
-    )
-
-
-@settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_reach_is_the_longest_length_with_distances_below_the_original_length(data):
+def test_reach_is_the_longest_length_with_distances_below_l(data):
     """For remappings with unbounded distances, one more token exceeds the original length."""
     name = data.draw(st.sampled_from(["leaky-rerope", "self-extend", "string"]))
     original = data.draw(st.integers(16, 40))
     near = data.draw(st.integers(2, original - 2))
-    parameters = {"window": near}
-    if name == "leaky-rerope":
-        parameters["divisor"] = float(data.draw(st.integers(2, 4)))
-    elif name == "self-extend":
-        parameters["group"] = data.draw(st.integers(1, 5))
-    else:
-        parameters["shift"] = data.draw(st.integers(near, original))
-    one = make_remapping(name, **parameters)
+    parameter, values = {
+        "leaky-rerope": ("divisor", st.sampled_from([2.0, 3.0, 4.0])),
+        "self-extend": ("group", st.integers(1, 5)),
+        "string": ("shift", st.integers(near, original)),
+    }[name]
+    one = make_remapping(name, window=near, **{parameter: data.draw(values)})
     reach = one.reach(original)
     table, _ = distances_and_counts(one, reach + 1)
     assert np.nanmax(table[:-1]) < original
@@ -125,8 +105,6 @@ def test_reach_is_the_longest_length_with_distances_below_the_original_length(da
     ("name", "parameters"),
     [
         ("string", {}),  # reaches less than twice the original length
-        ("self-extend", {"group": 2}),
-        ("leaky-rerope", {"divisor": 2.0}),
         ("leaky-rerope", {"divisor": 1.0}),
         ("dca", {"clip": 256}),
         ("dca", {"chunk": 200}),
@@ -152,11 +130,6 @@ def test_fitted_rejects_targets_longer_than_the_remapping_reaches():
         one.fitted(256, 449)
 
 
-def test_described_lists_only_parameters_that_are_not_defaults():
-    one = make_remapping("lambda", window=96, sinks=4, log_n=True)
-    assert one.described() == "log_n=True, window=96"
-
-
 @pytest.mark.parametrize("name", REMAPPINGS)
 def test_remappings_use_no_float64_on_apple_gpus(name):
     with FakeTensorMode():
@@ -166,9 +139,3 @@ def test_remappings_use_no_float64_on_apple_gpus(name):
         factor = temperature(m, 256, log_n=True, attention_factor=1.5)
     assert factor.dtype == torch.float32
     assert {numbers.dtype for numbers in places} <= {torch.long, torch.float32}
-
-
-def test_log_n_scales_only_queries_beyond_the_original_context_length():
-    scale = temperature(torch.arange(1024), 256, log_n=True, attention_factor=1.0)
-    assert (scale[:256] == 1).all()
-    assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))

@@ -43,6 +43,8 @@ def traces(model: PreTrainedModel) -> dict[str, Any]:
 
 @every_change
 def test_removing_an_encoding_or_remapping_restores_the_model(model, name):
+    model.set_attn_implementation("eager")
+    model.train().model.layers[1].eval()
     before, expected = traces(model), logits(model)
     handle = put(model, name)
     changed, added = logits(model), model.state_dict().keys() - before["state"]
@@ -55,17 +57,6 @@ def test_removing_an_encoding_or_remapping_restores_the_model(model, name):
     assert torch.equal(logits(model), expected)
     with put(model, name):
         assert torch.equal(logits(model), changed)
-    assert traces(model) == before
-
-
-@pytest.mark.parametrize("name", ["learned", "dca"])
-def test_the_attention_and_training_mode_are_restored_after_an_exception(model, name):
-    model.set_attn_implementation("eager")
-    model.train()
-    model.model.layers[1].eval()
-    before = traces(model)
-    with pytest.raises(ZeroDivisionError), put(model, name):
-        _ = 1 / 0
     assert traces(model) == before
     assert swapped(model) is mapped(model) is None
 
@@ -105,15 +96,9 @@ def test_lora_trains_encoding_parameters_listed_in_modules_to_save(model, name):
     put(model, name)
     plain = logits(model)
     wrapped = lora(model, modules_to_save=["rotary_emb.module"])
-    trained = {
-        key: parameter
-        for key, parameter in wrapped.named_parameters()
-        if parameter.requires_grad
-    }
-    assert (
-        sum("rotary_emb.module.modules_to_save" in key for key in trained)
-        == len(list(swapped(model).module.parameters())) // 2
-    )
+    trained = {k: p for k, p in wrapped.named_parameters() if p.requires_grad}
+    of_encoding = [key for key in trained if "module.modules_to_save" in key]
+    assert len(of_encoding) == len([*swapped(model).module.parameters()]) // 2
     wrapped(ONE, labels=ONE, use_cache=False).loss.backward()
     assert all(parameter.grad.abs().max() > 0 for parameter in trained.values())
     torch.optim.SGD(trained.values(), lr=0.1).step()
@@ -153,7 +138,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("first", CHANGES)
-def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first):
+def test_a_changed_model_rejects_a_second_change(model, first):
     """Two changes at once could not be removed in any order."""
     before = traces(model)
     with CHANGES[first](model):
@@ -162,8 +147,6 @@ def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first
             with pytest.raises(RopepatchError):
                 change(model)
             assert traces(model) == within, second
-        with pytest.raises(RopepatchError):
-            ropepatch.plan(model, to=512)
         assert torch.equal(logits(model), expected)
     assert traces(model) == before
 
@@ -180,9 +163,7 @@ def test_another_attention_raises_an_error_in_the_forward_pass(model, name):
     assert torch.equal(logits(model), stock)
 
 
-def test_the_error_about_nan_weights_names_the_weight_and_leaves_the_model_unchanged(
-    model,
-):
+def test_nan_weights_are_named_and_leave_the_model_unchanged(model):
     before = traces(model)
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight[0, 0] = float("nan")
@@ -240,9 +221,7 @@ ACCEPTED = [
 
 
 @every_family(*ACCEPTED)
-def test_swapping_rope_into_any_architecture_keeps_logits_or_raises_an_error(
-    model_type,
-):
+def test_swapping_rope_into_any_architecture_keeps_logits_or_raises(model_type):
     model = with_unequal_channels(tiny_model(model_type))
     before, stock = traces(model), None
     try:

@@ -14,7 +14,7 @@ from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.encodings.swapping import swapped
 
 
-def test_a_fully_masked_row_does_not_change_the_key_positions_of_others():
+def test_a_fully_masked_row_changes_no_key_positions_of_others():
     mask = torch.zeros(2, 1, 3, 8, dtype=torch.bool)
     mask[1, 0] = torch.ones(3, 8).tril(2).bool()
     query, key = torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 8, 4)
