@@ -35,11 +35,6 @@ class Evidence(NamedTuple):
     before: str | None  # the name of the base model's result, if there is one
     stem: str  # the name of its figure's file, without the suffix
 
-    @property
-    def figure(self) -> str:
-        """The path of its figure in the folder."""
-        return f"evaluation/{self.stem}.png"
-
 
 @dataclass(frozen=True)
 class Extended:

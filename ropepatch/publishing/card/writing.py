@@ -27,7 +27,7 @@ from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.plots.lines import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
-from ropepatch.report.printers import markdown_rows, markdown_table, one_line, plain
+from ropepatch.report.printers import markdown_table, one_line, plain
 from ropepatch.report.tables import tables_of
 from ropepatch.settings import yaml_text
 
@@ -77,7 +77,8 @@ def write_card(
             look = looks_of([*evidence.group.results.values()])
             for picture in pictures_of_results(evidence.group, look):
                 if picture.name == evidence.group.task:
-                    files[folder / evidence.figure] = drawn(picture.figure, "png")
+                    file = folder / "evaluation" / f"{evidence.stem}.png"
+                    files[file] = drawn(picture.figure, "png")
                     captions[evidence.stem] = picture.caption
     for task, text in board_scores(model).items():
         files[folder / BOARDS / f"{task}.yaml"] = text.encode()
@@ -111,10 +112,6 @@ def card_text(model: Extended, captions: Mapping[str, str] | None = None) -> str
         model: The checkpoint.
         captions: The captions of its figures, by file stem.
     """
-    engines = [
-        [plain(one.engine), plain(one.reads), one.how or "", plain(one.note)]
-        for one in model.record.engines
-    ]
     card = ModelCard.from_template(
         _front_matter(model),
         template_path=str(Path(__file__).with_name("card.md.jinja")),
@@ -135,7 +132,6 @@ def card_text(model: Extended, captions: Mapping[str, str] | None = None) -> str
         captions=captions or {},
         headline=headline(model),
         warnings=warnings(model),
-        engines=markdown_rows(("engine", "supported", "evidence", "note"), engines),
         plan=plan(model),
         citation=citation(model.paper),
     )
