@@ -99,15 +99,9 @@ def read_yaml(path: Path, what: str) -> Any:
     try:
         return parse_yaml(path.read_text(encoding="utf-8"))
     except Exception as error:  # PyYAML passes on errors of int() and others
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        reason = (
-            getattr(error, "problem", None)
-            or getattr(error, "strerror", None)
-            or str(error)
-        )
+        reason = getattr(error, "strerror", None) or str(error)
         raise RopepatchError(
-            f"{path} is not a {what}: {shorten(reason, 300)}{where}",
+            f"{path} is not a {what}: {shorten(reason, 300)}",
             hint="name a YAML file; in it a value that holds a colon or a bracket needs quotes",
         ) from error
 

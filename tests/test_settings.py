@@ -232,7 +232,7 @@ def test_hints_suggest_similar_names(kind, content, message, hint):
     ],
 )
 def test_yaml_aliases_are_refused_before_they_multiply(tmp_path, content):
-    with pytest.raises(RopepatchError, match=r"aliases are not read, line \d"):
+    with pytest.raises(RopepatchError, match=r"aliases are not read .* line \d"):
         read(tmp_path, content)
 
 
@@ -312,7 +312,7 @@ TWICE = ["a: 1\nb: 2\na: 3", "x: {a: 1, a: 1}", "- {1: a, 1: b}", "? a\n? a\n"]
     [
         *((content, "") for content in NO_YAML),
         *((f"name: {tag}", "could not determine a constructor") for tag in RUNS),
-        *((content, r".*[a1] is given twice, line \d") for content in TWICE),
+        *((content, r".*[a1] is given twice .* line \d") for content in TWICE),
     ],
 )
 def test_invalid_yaml_raises_a_one_line_error_and_runs_nothing(

@@ -8,8 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import datasets
 import huggingface_hub
@@ -21,9 +19,6 @@ from gguf_files import write_gguf
 import ropepatch
 from ropepatch.cli import main
 from ropepatch.files import PACKAGE
-from ropepatch.probing.asking import Probed
-from ropepatch.probing.judging import CUT_OFF, UNDECIDED, Judgement
-from ropepatch.probing.reading import RIGHT, TWICE
 
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300
@@ -202,22 +197,6 @@ def test_an_unexpected_os_error_is_one_line_with_its_path(
 
     monkeypatch.setattr("ropepatch.extension.planning.plan", fail)
     assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "code"), [(RIGHT, 0), (TWICE, 1), (CUT_OFF, 1), (UNDECIDED, 2)]
-)
-def test_the_exit_code_of_probe_follows_its_verdict(
-    verdict, code, here, monkeypatch, capsys
-):
-    reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
-    probed = Probed(
-        "http://x", "src", reading, Judgement(verdict, "why", 0.0, 0.0, {}), ()
-    )
-    monkeypatch.setattr(
-        "ropepatch.probing.asking.probe", lambda *arguments, **options: probed
-    )
-    assert run(monkeypatch, capsys, "probe http://x src")[0] == code
 
 
 CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"

@@ -301,16 +301,6 @@ def done(place, hub):
 
 
 @pytest.mark.slow
-def test_results_are_printed_to_stdout_and_training_progress_to_stderr(done):
-    trained, evaluated, _ = done
-    assert "out: 256 -> 512 tokens, yarn" in trained.stdout
-    for words in ("step 6/6, loss", "tokens/s", "short-context loss"):
-        assert words in trained.stderr
-    assert "tokens/s" not in trained.stdout
-    assert "yarn + training" in evaluated.stdout
-
-
-@pytest.mark.slow
 def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, place):
     for file in ("config.json", "model.safetensors", "tokenizer_config.json"):
         assert (place / "out" / file).read_bytes() == (
