@@ -150,12 +150,10 @@ class Hub:
     def create(
         self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False
     ) -> Model:
-        """Create a repository with .gitattributes, as the Hub does."""
-        contents = {".gitattributes": b"*.safetensors filter=lfs\n"} | (files or {})
+        """Create a repository."""
         self.models[name] = model = Model(private)
-        model.add(
-            {one: File(data, one.endswith(LFS)) for one, data in contents.items()}
-        )
+        held = files or {}
+        model.add({one: File(held[one], one.endswith(LFS)) for one in held})
         return model
 
     def change(self, name: str, branch: str = "main", /, **files: bytes) -> str:
@@ -169,14 +167,9 @@ class Hub:
         return self.models[name].branches[branch]
 
     def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
-        """Return the files of a revision, without .gitattributes."""
-        model = self.models[name]
-        held = model.commits[model.branches.get(revision, revision)]
-        return {
-            path: file.content
-            for path, file in held.items()
-            if path != ".gitattributes"
-        }
+        """Return the files of a revision."""
+        held = self.models[name].commits[self._commit_of(name, revision)]
+        return {path: file.content for path, file in held.items()}
 
     # Answers
 
