@@ -5,7 +5,6 @@ import errno
 import inspect
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from checkpoint_folders import contents, edit_json
 from gguf_files import write_gguf
 
 import ropepatch
-from ropepatch.cli import main
 from ropepatch.files import PACKAGE
 
 EXTEND = "extend src --to 256 --out new/out"
@@ -142,32 +140,24 @@ def here(template, tmp_path, monkeypatch, capsys) -> Path:
     return tmp_path
 
 
-def run(monkeypatch, capsys, words: str) -> tuple[int | str | None, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["ropepatch", *words.split()])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code, *capsys.readouterr()
+def raising(error: BaseException) -> Callable[..., None]:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize(("command", "damage", "words"), REFUSED)
-def test_a_user_error_is_one_line_and_a_hint(
-    command, damage, words, here, monkeypatch, capsys
-):
+def test_a_user_error_is_one_line_and_a_hint(command, damage, words, here, run_here):
     if damage:
         damage(here / "src")
     before = {path: data for path, (_, data) in contents(here).items()}
     line = command.replace("EXTEND", EXTEND).replace("{long}", LONG)
-    code, out, err = run(monkeypatch, capsys, line)
-    assert (code, out) == (2, "")
-    lines = [
-        line for line in err.splitlines() if line and not line.startswith("warning: ")
-    ]
-    assert [line.partition(": ")[0] for line in lines] == ["error", "hint"]
-    said = " -> ".join(line.partition(": ")[2] for line in lines).replace(
-        str(here), "/here"
-    )
+    done = run_here(*line.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = re.sub("^(warning: .*)?\n", "", done.stderr, flags=re.MULTILINE)
+    error, hint = re.fullmatch("error: (.*)\nhint: (.*)\n", lines).groups()
+    said = f"{error} -> {hint}".replace(str(here), "/here")
     assert words.replace("{long}", LONG) in said
     assert not ARGUMENTS.intersection(
         re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said))
@@ -190,13 +180,11 @@ def test_a_user_error_is_one_line_and_a_hint(
     ],
 )
 def test_an_unexpected_os_error_is_one_line_with_its_path(
-    error, said, here, monkeypatch, capsys
+    error, said, here, monkeypatch, run_here
 ):
-    def fail(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr("ropepatch.extension.planning.plan", fail)
-    assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
+    monkeypatch.setattr("ropepatch.extension.planning.plan", raising(error))
+    done = run_here("plan", "src", "--to", "256")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -217,35 +205,27 @@ GPU = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."
     ],
 )
 def test_out_of_memory_is_one_line_with_a_hint(
-    words, error, hint, here, monkeypatch, capsys
+    words, error, hint, here, monkeypatch, run_here
 ):
-    def full(*arguments, **options):
-        raise error
-
     for verb in ("plan", "train", "evaluate", "compare"):
-        monkeypatch.setattr(f"{ropepatch.HOME[verb]}.{verb}", full)
-    code, _, err = run(monkeypatch, capsys, words)
-    assert code == 2
-    assert err.startswith("error: out of memory\nhint: ")
-    assert hint in err
+        monkeypatch.setattr(f"{ropepatch.HOME[verb]}.{verb}", raising(error))
+    done = run_here(*words.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out of memory\nhint: ")
+    assert hint in done.stderr
 
 
-def test_another_runtime_error_stays_a_traceback(here, monkeypatch):
-    def broken(*arguments, **options):
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr("ropepatch.extension.planning.plan", broken)
-    monkeypatch.setattr(sys, "argv", ["ropepatch", "plan", "src", "--to", "256"])
+def test_another_runtime_error_stays_a_traceback(here, monkeypatch, run_here):
+    defect = raising(RuntimeError("a defect"))
+    monkeypatch.setattr("ropepatch.extension.planning.plan", defect)
     with pytest.raises(RuntimeError, match="a defect"):
-        main()
+        run_here("plan", "src", "--to", "256")
 
 
-def test_ctrl_c_while_parsing_the_command_line_prints_no_traceback(monkeypatch, capsys):
-    def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ropepatch.cli.app", interrupt)
-    assert run(monkeypatch, capsys, "plan tiny --to 2k") == (130, "", "")
+def test_ctrl_c_while_parsing_prints_no_traceback(monkeypatch, run_here):
+    monkeypatch.setattr("ropepatch.cli.app", raising(KeyboardInterrupt()))
+    done = run_here("plan", "tiny", "--to", "2k")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_messages_below_the_cli_contain_no_hard_coded_options():
