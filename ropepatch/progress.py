@@ -30,10 +30,10 @@ def silent(line: str) -> None:
 def say_on_stderr(text: str) -> None:
     """Write lines to stderr, only from the first of several processes."""
     if is_first():
-        sys.stderr.write(
-            "".join(f"{printable(line, LONGEST)}\n" for line in text.split("\n"))
-        )
-        sys.stderr.flush()
+        lines = [f"{printable(line, LONGEST)}\n" for line in text.split("\n")]
+        with suppress(OSError):  # the terminal was closed, and the work goes on
+            sys.stderr.write("".join(lines))
+            sys.stderr.flush()
 
 
 def warn_on_stderr(line: str) -> None:

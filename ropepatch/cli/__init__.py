@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cyclopts import CycloptsError, UnusedCliTokensError
@@ -35,6 +36,8 @@ def main() -> None:
     while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # else a library would print into the next file that is opened
     os.close(unused)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # until the end
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115  # as above
     with printable_logs():
         _run()
 
@@ -54,8 +57,7 @@ def _run() -> NoReturn:
         if "--install-completion" in sys.argv:  # its import takes time
             app.register_install_completion_command()
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         sys.exit(code if sys.argv[1:] else 2)
     except CycloptsError as error:
         _refuse(_usage_error(error))
