@@ -7,6 +7,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import huggingface_hub
@@ -17,6 +19,9 @@ from gguf_files import write_gguf
 
 import ropepatch
 from ropepatch.files import PACKAGE
+from ropepatch.probing.asking import Probed
+from ropepatch.probing.judging import CUT_OFF, UNDECIDED, Judgement
+from ropepatch.probing.reading import RIGHT, TWICE
 
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300
@@ -185,6 +190,19 @@ def test_an_unexpected_os_error_is_one_line_with_its_path(
     monkeypatch.setattr("ropepatch.extension.planning.plan", raising(error))
     done = run_here("plan", "src", "--to", "256")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(RIGHT, 0), (TWICE, 1), (CUT_OFF, 1), (UNDECIDED, 2)]
+)
+def test_the_exit_code_of_probe_follows_its_verdict(
+    verdict, code, here, monkeypatch, run_here
+):
+    reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
+    judgement = Judgement(verdict, "why", 0.0, 0.0, {})
+    probed = Probed("http://x", "src", reading, judgement, ())
+    monkeypatch.setattr("ropepatch.probing.asking.probe", lambda *_, **__: probed)
+    assert run_here("probe", "http://x", "src").returncode == code
 
 
 CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
