@@ -160,8 +160,8 @@ def deal_resumed(
     items: Sequence[Item],
     work: Callable[[Item], Any],
     *,
-    key: Callable[[Item], str],
-    size: Callable[[Item], int],
+    keys: Sequence[str],
+    sizes: Sequence[int],
     keep: Path | None,
     advance: Advance,
 ) -> list[Any]:
@@ -169,19 +169,19 @@ def deal_resumed(
 
     Tensors come back from the folder as lists.
     """
-    kept, done, total = Kept(keep), 0, sum(map(size, processes.share(items)))
+    kept, done, total = Kept(keep), 0, sum(processes.share(sizes))
 
-    def once(item: Item) -> Any:
+    def once(index: int) -> Any:
         nonlocal done
-        value = kept.found.get(key(item))
+        value = kept.found.get(keys[index])
         if value is None:
-            value = work(item)
-            kept.write(key(item), value)
-        done += size(item)
+            value = work(items[index])
+            kept.write(keys[index], value)
+        done += sizes[index]
         advance(done, total)
         return value
 
-    return processes.deal(items, once, key)
+    return processes.deal(range(len(items)), once, keys.__getitem__)
 
 
 @contextmanager

@@ -131,18 +131,14 @@ def perplexity(
             processes,
             batches,
             LossReader(model).read,
-            key=key_of_batch,
-            size=_tokens,
+            keys=[key_of_batch(batch) for batch in batches],
+            sizes=[sum(len(window.ids) for window in batch) for batch in batches],
             keep=keep,
             advance=advance,
         )
     losses = [torch.as_tensor(nll, dtype=torch.float32) for nll in chain(*read)]
     by_window = dict(zip(chain(*batches), losses, strict=True))
     return LossCurve(tuple(torch.cat([by_window[one] for one in row]) for row in rows))
-
-
-def _tokens(batch: list[Window]) -> int:
-    return sum(len(window.ids) for window in batch)
 
 
 def _check_ids(ids: Tensor, index: int, vocabulary: int) -> None:

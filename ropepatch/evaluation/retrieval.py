@@ -356,8 +356,8 @@ def ask(
             processes,
             haystacks,
             Reader(model, read_once=read_once).answers,
-            key=lambda haystack: digest([haystack.ids]),
-            size=lambda haystack: len(haystack.ids),
+            keys=[digest([haystack.ids]) for haystack in haystacks],
+            sizes=[len(haystack.ids) for haystack in haystacks],
             keep=keep,
             advance=advance,
         )
