@@ -42,9 +42,9 @@ if TYPE_CHECKING:  # the names in HOMES, for mypy and editors
     from ropepatch.verbs.active import active as active
     from ropepatch.verbs.compare import Choice as Choice
     from ropepatch.verbs.compare import compare as compare
+    from ropepatch.verbs.compare import plot as plot
     from ropepatch.verbs.evaluate import Results as Results
     from ropepatch.verbs.evaluate import evaluate as evaluate
-    from ropepatch.verbs.evaluate import plot as plot
     from ropepatch.verbs.evaluate import read_results as read_results
     from ropepatch.verbs.extend import Extension as Extension
     from ropepatch.verbs.extend import extend as extend
@@ -73,8 +73,8 @@ HOMES = {  # modules of the public names, imported when used because it takes se
     "training.adapter": "load_adapter",
     "training.recipe": "read_recipe",
     "verbs.active": "active",
-    "verbs.compare": "Choice compare",
-    "verbs.evaluate": "Results evaluate plot read_results",
+    "verbs.compare": "Choice compare plot",
+    "verbs.evaluate": "Results evaluate read_results",
     "verbs.extend": "Extension extend",
     "verbs.train": "train",
 }

@@ -21,11 +21,18 @@ from ropepatch.evaluation.tasks import (
     Task,
     check_text,
 )
+from ropepatch.extension.planning import Plan
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.report.tables import ranking_text
 from ropepatch.settings import Length, listed, relative_length
-from ropepatch.verbs.evaluate import Results, check_places, find_checkpoint, reported
+from ropepatch.verbs.evaluate import (
+    Results,
+    check_places,
+    find_checkpoint,
+    read_results,
+    reported,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,3 +177,20 @@ def _why_not(task: RetrievalTask, source: Checkpoint, to: int) -> str | None:
     except RopepatchError as error:
         return str(error)
     return None
+
+
+def plot(what: Plan | Choice | Results | str | Path, name: str | None = None) -> Figure:
+    """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
+
+    Args:
+        what: A `Plan`, a `Choice`, `Results`, or a folder or file of results.
+        name: The name of the figure, as in `Results.plot`; a plan has only one.
+
+    Raises:
+        RopepatchError: If there is nothing to draw, no figure of that name, or no matplotlib.
+    """
+    if isinstance(what, Plan):
+        from ropepatch.report.plots.changes import plot_plan
+
+        return plot_plan(what)
+    return (read_results(what) if isinstance(what, str | Path) else what).plot(name)

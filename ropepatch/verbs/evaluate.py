@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ropepatch.extension.record import Record
-    from ropepatch.verbs.compare import Choice
 
 
 def evaluate(
@@ -374,23 +373,6 @@ class Results(tuple[Result, ...]):
 
     def __repr__(self) -> str:
         return results_text(self)
-
-
-def plot(what: Plan | Choice | Results | str | Path, name: str | None = None) -> Figure:
-    """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
-
-    Args:
-        what: A `Plan`, a `Choice`, `Results`, or a folder or file of results.
-        name: The name of the figure, as in `Results.plot`; a plan has only one.
-
-    Raises:
-        RopepatchError: If there is nothing to draw, no figure of that name, or no matplotlib.
-    """
-    if isinstance(what, Plan):
-        from ropepatch.report.plots.changes import plot_plan
-
-        return plot_plan(what)
-    return (read_results(what) if isinstance(what, str | Path) else what).plot(name)
 
 
 def read_results(place: str | Path) -> Results:
