@@ -10,7 +10,6 @@ METHODS = {
     BASELINE: "original model",
     "linear": "`linear` (position interpolation)",
     **{name: f"`{name}`" for name in ("ntk", "llama3", "yarn", "dca")},
-    "student-short": "`yarn` with self-distillation, 100 steps",
 }
 MODELS = (
     *(

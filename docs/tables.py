@@ -114,6 +114,26 @@ def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
     return f"{make(outcome)}\n\n{pages_tables.measured(result('smollm2'), outcome, model, command, file)}"
 
 
+def smollm2_students() -> str:
+    """Tabulate what students of SmolLM2 learned, of kinds that were taught and others."""
+    name, student = "smollm2-quote-number-sentence", "student-short"
+    scaled = [row for row in rows(name) if row["method"] != BASELINE]
+    outcome = pages_tables.Outcome(scaled, *SMOLLM2)
+    told = pages_tables.measured(
+        result(name),
+        outcome,
+        f"{SMOLLM2_INSTRUCT}, plain prompts",
+        "python eval/run.py",
+        f"`eval/results/{name}.json`",
+    )
+    tables = (
+        pages_tables.gains_table(outcome, student),
+        pages_tables.answers_tables(outcome),
+        told,
+    )
+    return "\n\n".join(tables)
+
+
 def further_pages() -> str:
     """Tabulate the other models and targets that have rows to compare."""
     parts = []
@@ -202,6 +222,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "further-pages": further_pages,
     },
     f"{STUDIES}/distil/distil.md": {
+        "smollm2-students": smollm2_students,
         "distil": lambda: distil_study.distil_table(rows("distil")),
     },
     f"{STUDIES}/encodings/encodings.md": {

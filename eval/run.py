@@ -105,11 +105,13 @@ def entries(models: Path) -> Iterator[Entry]:
         (12, 0.1),
         kinds="fact,chain",
     )
-    yield from pages(models, SMOLLM2, "16k", ("student-short",), (6, 0.1))
+    students = tuple(f"student-short-{seed}" for seed in range(3))
+    asked = "quote,number,sentence"  # in a text; students are taught one of them, in other words
+    reach = ("yarn", *students, "baseline", "dca", "student-plain-0")
+    yield from pages(models, SMOLLM2, "16k", reach, (4, 0.1), kinds=asked)
     yield from pages(
         models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3)
     )
-    yield from pages(models, SMOLLM2, "16k", ("student-novels",), (None, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
     yield from pages(
@@ -135,8 +137,10 @@ STUDIES = {  # of small models, with the minutes of a row
     "distil/distil_study": 10,
 }
 MAKERS: dict[str, tuple[list[str], Minutes]] = {  # of students
-    "student-novels": ([f"{PAGES}/students.py"], (None, 8)),
-    "student-short": ([f"{PAGES}/students.py"], (40, 2)),
+    **{
+        name: ([f"{PAGES}/students.py"], (20, 2))
+        for name in (*(f"student-short-{seed}" for seed in range(3)), "student-plain-0")
+    },
     "student": (["-m", "ropepatch", "train", "--recipe", "distil"], (550, 28)),
 }
 

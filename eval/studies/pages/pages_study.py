@@ -398,11 +398,13 @@ class Desk:
         novel, haystack = self.page(case["page"])
         model = self.subject.model
         dtype = str(model.dtype).removeprefix("torch.")
-        stated = {
+        stated: Row = {
             "novel": novel,
             "digest": digest([haystack.ids.tolist()]),
             "dtype": dtype,
         }
+        if taught := self.subject.record.get("taught"):
+            stated["taught"] = taught
         return stated | measured(
             model, self.reader, haystack, block_of(self.pages.window)
         )

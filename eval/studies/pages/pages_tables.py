@@ -6,9 +6,11 @@ questions are never pooled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 from study import Row, counted, signed
@@ -42,10 +44,9 @@ def log_prob(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
 def found(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
     """The number of correct answers, and of all answers; of quotes, of tokens."""
     cells = [row[f"{kind} {length}"] for length in lengths]
-    right = sum(int(one) for cell in cells for one in cell["found"])
-    return float(right), float(
-        sum(len(one["found"]) * one.get("parts", 1) for one in cells)
-    )
+    right = sum(float(one) for cell in cells for one in cell["found"])
+    parts = sum(len(cell["found"]) * cell.get("parts", 1) for cell in cells)
+    return right, float(parts)
 
 
 def answers_of(
@@ -69,6 +70,9 @@ def loss(row: Row, begin: int, end: int, block: int) -> tuple[float, float]:
 def over(pages: Pages, base: Pages, of: Of, *, share: bool = False) -> Mean:
     """The difference from a base, paired by page, over the pages that both have."""
     both = sorted(pages.keys() & base.keys())
+    share = share and not any(
+        "seeds" in row for row in pages.values()
+    )  # means are no counts
     first, second = (
         mean({one: rows[one] for one in both}, of, share=share)
         for rows in (pages, base)
@@ -98,6 +102,39 @@ def keys_of(row: Row) -> int:
     return len(row[f"{kinds_of(row)[0]} {lengths_of(row)[0]}"]["found"])
 
 
+def of_seeds(rows: Sequence[Row]) -> Row:
+    """A row with the mean of each answer and block over trainings that differ in their seed."""
+    mean = dict(rows[0]) | {"seeds": len(rows)}
+    mean["losses"] = [
+        fmean(of) for of in zip(*(row["losses"] for row in rows), strict=True)
+    ]
+    for kind, length in product(kinds_of(mean), lengths_of(mean)):
+        place = f"{kind} {length}"
+        mean[place] = dict(mean[place])
+        for name in ("found", "log_prob"):
+            answers = zip(*(row[place][name] for row in rows), strict=True)
+            mean[place][name] = [fmean(map(float, of)) for of in answers]
+    return mean
+
+
+def over_seeds(methods: Mapping[str, Pages]) -> dict[str, Pages]:
+    """The rows by method and page; of trainings NAME-0, NAME-1 ... the mean of those with the page, as NAME."""
+    whole: dict[str, Pages] = {}
+    trained: dict[str, dict[int, list[Row]]] = {}
+    for method, pages in methods.items():
+        name, _, seed = method.rpartition("-")
+        if not seed.isdecimal():
+            whole[method] = pages
+            continue
+        for page, row in pages.items():
+            trained.setdefault(name, {}).setdefault(page, []).append(row)
+    of_all = {
+        name: {page: of_seeds(rows) for page, rows in sorted(pages.items())}
+        for name, pages in trained.items()
+    }
+    return whole | of_all
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The rows of one model at one target length.
@@ -123,7 +160,7 @@ class Outcome:
             raise RopepatchError(
                 f"the file has no page of this model to {self.target} tokens"
             )
-        return methods
+        return over_seeds(methods)
 
     @cached_property
     def first(self) -> Row:
@@ -139,6 +176,8 @@ class Outcome:
     def not_counted(self) -> dict[str, str]:
         """The reason for each kind of question that does not count; see `why_not_counted`."""
         base, keys = self.methods[BASELINE], keys_of(self.first)
+        if not base:  # nothing is known
+            return {}
         reasons = {}
         for kind in kinds_of(self.first):
             shares = {
@@ -146,7 +185,7 @@ class Outcome:
                 for n in self.within
             }
             reasons[kind] = why_not_counted(
-                shares if base else {}, kind=kind, keys=keys, trained=self.window
+                shares, kind=kind, keys=keys, trained=self.window
             )
         return {kind: reason for kind, reason in reasons.items() if reason}
 
@@ -259,6 +298,50 @@ def contrasts_table(outcome: Outcome) -> str:
     return markdown_rows(heads, lines)
 
 
+def gains_table(outcome: Outcome, trained: str) -> str:
+    """The gain of a training over the reference at the target length, by kind; taught kinds less the others."""
+    pages, base = outcome.methods[trained], outcome.methods[REFERENCE]
+    both = sorted(pages.keys() & base.keys())
+    taught = next(iter(pages.values())).get("taught", [])
+    lines, gains = [], dict[str, list[float]]()
+    for kind in kinds_of(outcome.first):
+        of = answers_of(found, kind, outcome.target)
+        shares = [
+            mean({page: rows[page] for page in both}, of, share=True)
+            for rows in (base, pages)
+        ]
+        gains[kind] = [
+            (new - old) / weight
+            for (old, weight), (new, _) in zip(
+                *(one.clusters for one in shares), strict=True
+            )
+        ]
+        lines.append(
+            [
+                f"`{kind}`",
+                "taught" if kind in taught else "not taught",
+                *(counted(share) for share in shares),
+                *(
+                    outcome.cell(kind, trained, f"target {of}")
+                    for of in ("share", "nats")
+                ),
+            ]
+        )
+    practice = [
+        fmean(gains[kind][page] for kind in gains if kind in taught)
+        - fmean(gains[kind][page] for kind in gains if kind not in taught)
+        for page in range(len(both))
+    ]
+    more = Mean(tuple((100 * points, 1.0) for points in practice))
+    low, high = more.interval()
+    cell = f"{more.value:+.1f} [{low:+.1f}, {high:+.1f}]"
+    lines.append(["", "taught less not taught", "", "", cell, ""])
+    heads = ["kind", "", f"`{REFERENCE}`", f"`{trained}`"]
+    return markdown_rows(
+        [*heads, "more, in points", "more log-prob (nats/token)"], lines
+    )
+
+
 def losses_table(outcome: Outcome) -> str:
     """The loss of each method less the baseline's, beyond and within the original length."""
     methods, block = dict(outcome.methods), block_of(outcome.window)
@@ -319,7 +402,7 @@ def measured(
     record: Mapping[str, Any], outcome: Outcome, model: str, command: str, file: str
 ) -> str:
     """The line under a table: model, size, n, kinds, interval, machine, date, command and file."""
-    pages = len(outcome.methods[BASELINE])
+    pages = max(map(len, outcome.methods.values()))
     n = pages * keys_of(outcome.first)
     used = {
         row["recorded"] for rows in outcome.methods.values() for row in rows.values()

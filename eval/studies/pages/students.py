@@ -1,10 +1,9 @@
 """Students for the study of long prompts, trained on a model by self-distillation.
 
-    python eval/studies/pages/students.py MODEL --to 16k --out student-short
+    python eval/studies/pages/students.py MODEL --to 16k --out student-short-0
 
-The name of the output selects its training. `student-novels`: the recipe `distil` on novels that no page
-contains. `student-short`: the same after 64 of its 450 steps, for a CPU; it resumes. `student-short-1`: with
-seed 1. `student-plain`: as `student-short`, without questions.
+The name of the output selects its training. `student-short-1`: 64 of the 450 steps of the recipe `distil`, on
+novels that no page contains, with seed 1; it resumes. `student-plain-1`: the same without questions.
 """
 
 from __future__ import annotations
@@ -62,11 +61,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
-    recipe: Any = "distil"
-    _, training, *seed = given.out.name.split("-")
-    if training != "novels":
-        whole, _ = sized(read_recipe(recipe), plan)
-        recipe = shortened(whole, int(*seed), asks=training != "plain")
+    _, training, seed = given.out.name.split("-")
+    whole, _ = sized(read_recipe("distil"), plan)
+    recipe = shortened(whole, int(seed), asks=training == "short")
     with other_novels(given.out) as texts:
         how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
         ropepatch.train(plan.source.name, given.out, to=plan.target, **how)
