@@ -24,7 +24,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 ]
-exclude_patterns = [".*"]
+exclude_patterns = [".*", "eval/board"]  # the card of a dataset is no page
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
