@@ -242,7 +242,7 @@ class Hub:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         files = model.commits[commit]
         siblings = [one for one in entries(files) if one["path"].startswith(below)]
-        if kind == "tree" and siblings:
+        if kind == "tree" and (siblings or not below):
             return good(siblings)
         if kind == "tree" or (kind == "resolve" and below not in files):
             return refusal(404, "EntryNotFound", "Entry not found")
