@@ -2,8 +2,14 @@
 
     python eval/studies/pages/students.py MODEL --to 16k --out student-short-0
 
-The name of the output selects its training. `student-short-1`: 64 of the 450 steps of the recipe `distil`, on
-novels that no page contains, with seed 1; it resumes. `student-plain-1`: the same without questions.
+The name of the output selects its training, and ends with its seed:
+
+    student-short-1   64 steps of the recipe `distil`, on sequences of 2,048 tokens at skipped positions
+    student-1         all 450 steps, on such sequences
+    student-plain-1   the same without questions
+    student-long-1    all 450 steps, as the recipe suits a large GPU: on sequences of the target length
+
+All read novels that no page contains, and resume.
 """
 
 from __future__ import annotations
@@ -25,13 +31,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 from pages_study import NOVELS, PAGES
 from study import log_line
 
-STEPS = 64  # of the short student
+SHORT = 64  # steps
+SEQUENCE = 2048  # tokens
 
 
 @contextmanager
 def other_novels(out: Path) -> Iterator[Path]:
     """A folder of these novels of those that no page contains, next to the output."""
-    texts = out.with_name(f"{out.stem}-texts")
+    texts = out.with_name(f"{out.name}-texts")
     texts.mkdir(parents=True, exist_ok=True)
     for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page has one or two
         shutil.copyfile(file, texts / file.name)
@@ -39,15 +46,25 @@ def other_novels(out: Path) -> Iterator[Path]:
     shutil.rmtree(texts)
 
 
-def shortened(recipe: Recipe, seed: int, *, asks: bool) -> Recipe:
-    """The recipe with fewer steps, for a CPU, with a seed, with or without questions."""
-    sources = [one for one in recipe.data.sources if asks or one.generated == "self"]
+def of(name: str, plan: Any) -> Recipe:
+    """The recipe of a student, by its name."""
+    *_, training, seed = f"whole-{name.removeprefix('student-')}".split("-")
+    given = read_recipe("distil")
+    recipe, _ = sized(given, plan)
+    if training != "long":
+        data = given.data.model_copy(update={"windows": (SEQUENCE,)})
+        short = {"data": data, "positions": given.positions}
+        short["distil"] = given.distil.model_copy(update={"auto_size": False})
+        recipe = recipe.model_copy(update=short | {"gradient_checkpointing": False})
+    sources = list(recipe.data.sources)
+    if training == "plain":
+        sources = [one for one in sources if one.generated == "self"]
+    steps = SHORT if training == "short" else recipe.max_steps
     changed = {
-        "trainer": recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 8},
+        "trainer": recipe.trainer | {"max_steps": steps, "save_steps": steps // 8},
         "watch": recipe.watch.model_copy(update={"target": False, "windows": 1}),
         "data": recipe.data.model_copy(update={"sources": sources}),
-        "seed": seed,
-        "gradient_checkpointing": False,
+        "seed": int(seed),
     }
     return recipe.model_copy(update=changed)
 
@@ -61,9 +78,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
-    _, training, seed = given.out.name.split("-")
-    whole, _ = sized(read_recipe("distil"), plan)
-    recipe = shortened(whole, int(seed), asks=training == "short")
+    recipe = of(given.out.name, plan)
     with other_novels(given.out) as texts:
         how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
         ropepatch.train(plan.source.name, given.out, to=plan.target, **how)
