@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.results import BASELINE
 from ropepatch.files import read_json, read_text
 
 RESULTS = Path(__file__).parents[1] / "eval" / "results"

@@ -3,7 +3,7 @@
 from pages_tables import Outcome, answers_of, found, kinds_of, mean
 from registries import PRESETS, plan_of
 
-from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.results import BASELINE
 from ropepatch.report.printers import markdown_rows
 
 METHODS = {

@@ -42,9 +42,9 @@ from measured import RESULTS, result
 from registries import DescribedSchema, published_config
 
 import ropepatch
-from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.measuring import Suite
 from ropepatch.evaluation.ranking import RULE
+from ropepatch.evaluation.results import BASELINE
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.model.architectures import ENGINE_TYPES as FACTS
 from ropepatch.report.plots.lines import figures

@@ -20,9 +20,8 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.measuring import Suite
-from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.results import comparisons, read_result
 from ropepatch.extension.record import Record, stated_by_card
 from ropepatch.extension.record import read as read_record
 from ropepatch.files import json_text

@@ -24,8 +24,9 @@ from typing_extensions import TypedDict
 from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.results import (
+    BASELINE,
+    FLOOR,
     Result,
     as_read,
     environment,
@@ -66,16 +67,6 @@ from ropepatch.settings import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-RECORDED = (  # keys of a plan in a result
-    "method",
-    "factor",
-    "parameters",
-    "target",
-    "attention_factor",
-    "inv_freq",
-)
-
 
 # Suites
 
@@ -351,8 +342,15 @@ class Job:
         """The parts of its result known before the measurement, without paths of this machine."""
         scaling = None
         if self.plan is not None:
-            record = self.plan.to_dict()
-            scaling = {key: record[key] for key in RECORDED}
+            frequencies = self.plan.frequencies()
+            scaling = {
+                "method": self.plan.method.name,
+                "factor": self.plan.factor,
+                "parameters": self.plan.method.parameters(),
+                "target": self.plan.target,
+                "attention_factor": frequencies.attention_factor,
+                "inv_freq": frequencies.inv_freq.tolist(),
+            }
         request: dict[str, Any] = {
             "task": self.data.task,
             "label": self.label,

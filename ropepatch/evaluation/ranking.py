@@ -9,9 +9,8 @@ from typing import Any
 
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE, FLOOR, few, not_counted
 from ropepatch.evaluation.intervals import Mean, difference, significant, summed
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.results import BASELINE, FLOOR, Result, few, not_counted
 
 RULE = (
     "All differences are paired by document or by prompt. "

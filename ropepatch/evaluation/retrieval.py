@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ropepatch.columns import as_text, columns, data_frame
 from ropepatch.data.haystack import QUOTE, Haystack, Haystacks, Question
+from ropepatch.data.questions import TAUGHT
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
@@ -37,8 +38,8 @@ from ropepatch.model.head import (
     input_device,
 )
 from ropepatch.processes import ALONE, join
-from ropepatch.progress import Advance, advancing, deal_resumed
-from ropepatch.settings import Length, listed, parse_length
+from ropepatch.progress import Advance, Progress, advancing, deal_resumed, no_bar
+from ropepatch.settings import Length, listed, parse_length, seed_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -55,6 +56,10 @@ MOST_WHOLE = 2**14
 LEAST = -1e4
 # More than any model predicts of a text's tokens by the few before them
 GUESSED = 0.5
+# Prompts of `answerable`: how many, and about how many tokens they have together
+EXAM_LEAST, EXAM_MOST, EXAM_TOKENS = 4, 32, 2**16
+# Each has at least this share of the original length, and so many tokens
+EXAM_SHARE, EXAM_SHORTEST = 8, 512
 
 # The length, kind, depth, number of right parts, log-prob and number of parts of an answer
 Scored = tuple[int, str, float, int, float, int]
@@ -365,6 +370,54 @@ def ask(
     for index, of_one in enumerate(answered):
         answers += [Answer(index, *answer) for answer in of_one]
     return Retrieval(tuple(answers))
+
+
+def answerable(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    window: int,
+    *,
+    seed: int,
+    most: int = EXAM_TOKENS,
+    progress: Progress = no_bar,
+) -> list[str]:
+    """The kinds of training questions that a model answers better than by guessing within its original length.
+
+    Passkeys, one per prompt, are tried only if it answers none of the other kinds. The prompts have about
+    ``most`` tokens; they are shorter than the original length where even `EXAM_LEAST` prompts would have more.
+    """
+    length = window
+    shortest = max(window // EXAM_SHARE, EXAM_SHORTEST)
+    while EXAM_LEAST * length > most and length > shortest:
+        length //= 2
+    fitting = min(most, EXAM_TOKENS) // length
+    count = max(EXAM_LEAST, min(EXAM_MOST, fitting))
+    several = [kind for kind in TAUGHT if TAUGHT[kind].most > 1]
+    for keys, kinds in ((8, several), (1, ["passkey"])):
+        try:
+            plan, _ = Haystacks.by_default(
+                tokenizer,
+                length,
+                kinds,
+                lengths=(length,),
+                count=count,
+                keys=keys,
+                seed=seed_of("answerable", seed),
+                pool=TAUGHT,
+            )
+            haystacks = list(plan.make(tokenizer))
+        except RopepatchError:  # no room, or a tokenizer that cannot encode the keys
+            continue
+        with progress("questions within the original length") as advance:
+            answers = ask(model, haystacks, progress=advance)
+        found = []
+        for kind in plan.kinds:
+            shares = {length: answers.found(length, kind)}
+            if why_not_counted(shares, kind=kind, keys=keys, trained=window) is None:
+                found.append(kind)
+        if found:
+            return found
+    return []
 
 
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:

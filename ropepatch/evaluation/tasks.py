@@ -127,8 +127,6 @@ class Task(Settings):
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
-    # The parameters that identify a measurement, on cards
-    identity: ClassVar[tuple[str, ...]] = ()
 
     def prepare(self, goal: Goal) -> Data:
         """Make and check the data for a model and a target length."""
@@ -214,14 +212,6 @@ class PerplexityTask(Task):
 
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
-    identity: ClassVar[tuple[str, ...]] = (
-        "stride",
-        "bos",
-        "text",
-        "digest",
-        "pieces",
-        "tokens",
-    )
 
     text: Text | None = None
     field: Text = "text"
@@ -443,14 +433,6 @@ class RetrievalTask(Task):
 
     name: ClassVar[str] = "retrieval"
     title: ClassVar[str] = "Retrieval"
-    identity: ClassVar[tuple[str, ...]] = (
-        "kinds",
-        "haystacks",
-        "keys",
-        "seed",
-        "text",
-        "form",
-    )
 
     kinds: Several[Annotated[str, named_in(KINDS)]] | None = None
     lengths: Several[Length] | None = None
@@ -603,7 +585,6 @@ class LmEvalTask(Task):
 
     name: ClassVar[str] = "lm-eval"
     title: ClassVar[str] = "lm-eval"
-    identity: ClassVar[tuple[str, ...]] = ("tasks", "limit", "max_length", "form")
 
     tasks: Several[Text]
     metadata: dict[str, Any] = Field(default_factory=dict)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from ropepatch.evaluation.comparisons import by_place, comparisons
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.results import Result, by_place, comparisons
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension.record import shown_command
 from ropepatch.files import whole_file

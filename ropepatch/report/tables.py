@@ -12,15 +12,18 @@ from typing import NamedTuple, TypeVar
 
 from ropepatch.columns import UNFOLDED, as_text, columns
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE, FLOOR, Comparison, comparisons
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import Ranked, Ranking, rank
 from ropepatch.evaluation.results import (
+    BASELINE,
+    FLOOR,
     MEASURES,
+    Comparison,
     Measure,
     Result,
     Row,
     Series,
+    comparisons,
     measure_of,
 )
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length

@@ -12,7 +12,7 @@ from ropepatch.data.questions import VERSION
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.tokens import default_cache, tokenised, tokenizer_digest
-from ropepatch.evaluation.exam import answerable
+from ropepatch.evaluation.retrieval import answerable
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.precision import fastest, placed

@@ -18,7 +18,6 @@ from huggingface_hub import try_to_load_from_cache
 from ropepatch.columns import data_frame
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.comparisons import first_figure
 from ropepatch.evaluation.measuring import (
     Machine,
     Method,
@@ -26,7 +25,7 @@ from ropepatch.evaluation.measuring import (
     participants,
     read_suite,
 )
-from ropepatch.evaluation.results import Result, read_result, results_json
+from ropepatch.evaluation.results import Result, first_figure, read_result, results_json
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record

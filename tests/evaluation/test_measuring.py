@@ -15,9 +15,8 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.measuring import Machine, Method, Suite, measure
-from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.results import FLOOR, read_result
 from ropepatch.evaluation.tasks import Goal, PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY
 

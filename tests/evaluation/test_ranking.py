@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.ranking import Ranking, rank
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.results import BASELINE, FLOOR, Result
 
 Floats = NDArray[np.float64]
 LENGTHS = (256, 1024)

@@ -8,12 +8,12 @@ import torch
 from made_results import fine_tuned, reading
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.evaluation.results import (
     Result,
     Row,
+    comparisons,
     read_result,
     results_json,
     row_of,

@@ -23,6 +23,7 @@ from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.retrieval import (
     Answer,
     Retrieval,
+    answerable,
     ask,
     chat_parts,
     effective_length,
@@ -467,3 +468,13 @@ def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared):
             assert row.mean.weight == 32 * len(half)
             assert row.mean.value == sum(right for _, right in half) / row.mean.weight
     assert not rights
+
+
+def test_answerable_kinds_are_answered_within_the_original_length(tiny, monkeypatch):
+    monkeypatch.setattr(retrieval, "EXAM_MOST", 8)
+    model, tokenizer = tiny
+    assert answerable(model, tokenizer, 256, seed=0) == ["passkey"]
+    stranger = type(model)(model.config).eval()
+    for weight in stranger.parameters():
+        torch.nn.init.normal_(weight)
+    assert answerable(stranger, tokenizer, 256, seed=0) == []

@@ -13,7 +13,7 @@ from tiny_models import tiny_config
 
 import ropepatch
 from ropepatch.attention import make_remapping
-from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.evaluation.results import comparisons
 from ropepatch.report.plots.changes import plot_plan
 from ropepatch.report.plots.lines import figures
 from ropepatch.report.plots.style import save_figure

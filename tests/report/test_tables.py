@@ -2,8 +2,8 @@
 
 from made_results import asking, reading, scoring
 
-from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.results import comparisons
 from ropepatch.report.tables import ranking_tables, results_text, tables_of
 
 

@@ -57,8 +57,8 @@ def small_recipe(**changes):
 
 
 def ask_little(patch):
-    """Ask few questions in an exam."""
-    patch.setattr("ropepatch.evaluation.exam.MOST", 6)
+    """Let `answerable` ask few questions."""
+    patch.setattr("ropepatch.evaluation.retrieval.EXAM_MOST", 6)
 
 
 def fine_tune(plan, recipe, out, **how):

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE, FLOOR, comparisons
 from ropepatch.evaluation.measuring import Method, Suite, measure, measure_extension
+from ropepatch.evaluation.results import BASELINE, FLOOR, comparisons
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.weights import fingerprint, read_headers

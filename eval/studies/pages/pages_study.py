@@ -30,8 +30,8 @@ import ropepatch
 from ropepatch.data.haystack import CHARACTERS, QUOTE, Haystack, Haystacks
 from ropepatch.data.texts import digest, encode
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.measuring import Machine, Subject
+from ropepatch.evaluation.results import BASELINE
 from ropepatch.evaluation.retrieval import Reader, Scored
 from ropepatch.files import check_resumed
 from ropepatch.model.checkpoint import Checkpoint

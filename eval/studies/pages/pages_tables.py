@@ -17,8 +17,8 @@ from study import Row, counted, signed
 
 from ropepatch.data.haystack import KINDS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean, difference, significant
+from ropepatch.evaluation.results import BASELINE
 from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.report.printers import markdown_rows
 

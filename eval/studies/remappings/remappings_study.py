@@ -19,8 +19,8 @@ from typing import Any
 import ropepatch
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.results import BASELINE
 from ropepatch.report.printers import markdown_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ropepatch.attention import REMAPPINGS
-from ropepatch.evaluation.comparisons import Comparison, comparisons
-from ropepatch.evaluation.results import Result, as_read
+from ropepatch.evaluation.results import Comparison, Result, as_read, comparisons
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Record
 from ropepatch.model.checkpoint import ADAPTER, HUB_ID

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
-from ropepatch.evaluation.results import Result, Row, slug
+from ropepatch.evaluation.results import (
+    FLOOR,
+    Comparison,
+    Result,
+    Row,
+    by_place,
+    comparisons,
+    slug,
+)
 from ropepatch.report.plots.style import (
     DASHED,
     FAINT,
