@@ -99,6 +99,17 @@ def pages_cost() -> str:
     )
 
 
+def measured_line(
+    name: str,
+    outcome: pages_tables.Outcome,
+    model: str,
+    command: str = "python eval/run.py",
+) -> str:
+    """How the rows of a study of long prompts were measured."""
+    file = f"`eval/results/{name}.json`"
+    return pages_tables.measured(result(name), outcome, model, command, file)
+
+
 def smollm2_outcome() -> pages_tables.Outcome:
     """The answers of SmolLM2 on long prompts."""
     return pages_tables.Outcome(rows("smollm2"), *SMOLLM2)
@@ -110,8 +121,7 @@ def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
     command = (
         "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --dtype bfloat16"
     )
-    file = "`eval/results/smollm2.json`"
-    return f"{make(outcome)}\n\n{pages_tables.measured(result('smollm2'), outcome, model, command, file)}"
+    return f"{make(outcome)}\n\n{measured_line('smollm2', outcome, model, command)}"
 
 
 def smollm2_students() -> str:
@@ -119,17 +129,10 @@ def smollm2_students() -> str:
     name, student = "smollm2-quote-number-sentence", "student-short"
     scaled = [row for row in rows(name) if row["method"] != BASELINE]
     outcome = pages_tables.Outcome(scaled, *SMOLLM2)
-    told = pages_tables.measured(
-        result(name),
-        outcome,
-        f"{SMOLLM2_INSTRUCT}, plain prompts",
-        "python eval/run.py",
-        f"`eval/results/{name}.json`",
-    )
     tables = (
         pages_tables.gains_table(outcome, student),
         pages_tables.answers_tables(outcome),
-        told,
+        measured_line(name, outcome, f"{SMOLLM2_INSTRUCT}, plain prompts"),
     )
     return "\n\n".join(tables)
 
@@ -142,13 +145,8 @@ def further_pages() -> str:
         if {BASELINE, pages_tables.REFERENCE} <= {
             row["method"] for row in own if row["target"] == target
         }:
-            outcome, file = (
-                pages_tables.Outcome(own, window, target),
-                f"`eval/results/{name}.json`",
-            )
-            told = pages_tables.measured(
-                result(name), outcome, model, "python eval/run.py", file
-            )
+            outcome = pages_tables.Outcome(own, window, target)
+            told = measured_line(name, outcome, model)
             tables = pages_tables.all_tables(own, window, target)
             parts.append(
                 f"### {model.split(' (')[0]} to {target:,} tokens\n\n{tables}\n\n{told}"

@@ -19,7 +19,7 @@ import ropepatch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "studies"), str(HERE.parent / "studies" / "pages")]
 
-from pages_study import NOVELS, Pages, doubled  # noqa: E402
+from pages_study import NOVELS, Pages  # noqa: E402
 
 CONFIG, KINDS = "smollm2-135m", ("quote", "number", "sentence")
 
@@ -33,14 +33,12 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, default=NOVELS)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to="2x", method="none")
-    window, target = plan.config.rope.original_max_position_embeddings, plan.target
-    lengths = doubled(window // 2, target)
-    pages = Pages(window, target, lengths, texts=given.texts, kinds=KINDS)
+    pages = Pages.of(plan, KINDS, texts=given.texts)
     tokenizer = plan.source.tokenizer
     splits: dict[str, list[str]] = defaultdict(list)
     for number in range(pages.count):
         novel, haystack = pages.page(number, tokenizer)
-        for length in (window, target):
+        for length in (pages.window, pages.target):
             text = haystack.ids[: haystack.stops[length]]
             for question in haystack.asked[length]:
                 row = {
@@ -50,7 +48,7 @@ def main() -> None:
                     "prompt": tokenizer.decode([*text, *question.ids]),
                     "answer": tokenizer.decode(question.answer),
                 }
-                split = f"x{length // window}_{question.kind}"
+                split = f"x{length // pages.window}_{question.kind}"
                 splits[split].append(json.dumps(row, ensure_ascii=False))
     folder = given.out / CONFIG
     folder.mkdir(parents=True)

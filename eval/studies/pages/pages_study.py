@@ -76,6 +76,14 @@ class Pages:
     texts: Path = NOVELS
     kinds: tuple[str, ...] = KINDS
 
+    @classmethod
+    def of(cls, plan: Any, kinds: Sequence[str], **chosen: Any) -> Pages:
+        """The pages of a plan: from a quarter of the original length on, with quotes from a half."""
+        window = plan.config.rope.original_max_position_embeddings
+        # Quotes need room between the needles of the other kinds
+        lengths = doubled(window // (2 if QUOTE in kinds else 4), plan.target)
+        return cls(window, plan.target, lengths, kinds=tuple(kinds), **chosen)
+
     def page(self, index: int, tokenizer: Any) -> tuple[str, Haystack]:
         """The names of the texts of a page, used by no other page, and its haystack."""
         files = sorted(self.texts.glob("*.txt"))[index :: self.count]
@@ -308,13 +316,8 @@ class Desk:
     def __init__(self, given: Namespace) -> None:
         self.given, self.model = given, Path(given.model).name
         plan = ropepatch.plan(given.model, to=given.to, method="none")
-        window, target = plan.config.rope.original_max_position_embeddings, plan.target
-        kinds = tuple(given.kinds.split(","))
-        # Quotes need room between the needles of the other kinds
-        lengths = doubled(window // (2 if QUOTE in kinds else 4), target)
-        self.pages = Pages(
-            window, target, lengths, given.pages, given.keys, given.texts, kinds
-        )
+        chosen = {"count": given.pages, "keys": given.keys, "texts": given.texts}
+        self.pages = Pages.of(plan, given.kinds.split(","), **chosen)
         self.config = plan.config.raw
         methods = given.methods.split(",")
         self.methods = {named_row(method): method for method in methods}
