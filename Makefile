@@ -2,7 +2,7 @@
 # make train  fine-tune the bundled model at its longer context, into .demo/trained: 2 to 3 minutes of training on two cores
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
-# make sweep  run every test, and every mutant; PART=1/5 leaves the mutants and four fifths of what is marked slow or sweep out, as CI does in turn
+# make sweep  run every test, and every mutant; PART=1/10 leaves the mutants and nine tenths of what is marked slow or sweep out, as CI does in turn
 # make mutants   change the package in each way that tests/mutants lists: named tests must fail; ROOMS="scaling model" runs some
 # make ends   run those of the mathematics, patches, saving and measuring with the oldest and the newest transformers allowed
 # make lint   format, lint and types
@@ -74,14 +74,14 @@ lint: .venv/test/installed
 
 .venv/%/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv --clear .venv/$*
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)" $(TOOLS_$*)
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)" $(TOOLS_$*)
 	@touch $@
 
 # A folder to stand before the packages of .venv/test: another transformers, with what it wants in a version of its own.
 .venv/oldest/installed .venv/newest/installed: .venv/%/installed: pyproject.toml .ci/constraints.txt
 	rm -rf .venv/$* && mkdir -p .venv/$*
 	grep -vE '^(transformers|huggingface_hub|tokenizers)==' .ci/constraints.txt >.venv/$*.txt
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint .venv/$*.txt --target .venv/$* "transformers$(TRANSFORMERS_$*)"
+	$(PYTHON) -m pip install --quiet --no-compile --disable-pip-version-check --constraint .venv/$*.txt --target .venv/$* "transformers$(TRANSFORMERS_$*)"
 	@touch $@
 
 clean:
