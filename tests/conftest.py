@@ -5,19 +5,17 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_folders import write_checkpoint
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
 from ropepatch.model.precision import UNITS
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     """`--part 2/3` runs all tests of `make test` and the second third of the slow and sweep tests."""
     parser.addoption(
         "--part",
@@ -30,12 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config, items):
     """Distribute slow tests by file, since a file shares slow fixtures; of a sweep keep every Nth item."""
     part, parts = map(int, config.getoption("--part").split("/"))
-    seen: dict[str, int] = {}
+    seen = {}
     left_out = []
     for item in items:
         name = item.nodeid.split("[")[0]
@@ -54,7 +50,7 @@ def pytest_collection_modifyitems(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
+def cpu_units(request):
     """Report no bfloat16 units of the CPU on every machine, or all of them with `--bfloat16`."""
     with pytest.MonkeyPatch.context() as patching:
         for supported in UNITS:
@@ -68,7 +64,7 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interrupts() -> Iterator[None]:
+def interrupts():
     """Hear SIGINT and SIGHUP, also where `make test &` or `nohup` starts this process with them ignored."""
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -80,19 +76,19 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def tiny():
     """The bundled trained checkpoint; a test that changes the model must restore it."""
     return ropepatch.load("tiny", device="cpu")
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory) -> Path:
+def template(tmp_path_factory):
     """A small random checkpoint; tests must not change it."""
     return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
-def shards(tmp_path_factory) -> Path:
+def shards(tmp_path_factory):
     """The same checkpoint with sharded weights."""
     return write_checkpoint(
         tmp_path_factory.mktemp("shards") / "tiny-llama", max_shard_size="30KB"
@@ -100,7 +96,7 @@ def shards(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
+def shared():
     """The folder of real checkpoints and texts; without it the test is skipped, or fails in CI."""
     default = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("ROPEPATCH_SHARED", default))
@@ -113,13 +109,11 @@ def shared() -> Path:
 
 
 @pytest.fixture
-def run_here(monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_here(monkeypatch, capsys):
     """Run `ropepatch` in this process, without the import time; return its output and exit code."""
     from ropepatch.cli import main
 
-    def run(
-        *words: object, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*words, cwd=None):
         line = ["ropepatch", *map(str, words)]
         capsys.readouterr()
         with monkeypatch.context() as patch:

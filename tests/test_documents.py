@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import tables
@@ -19,9 +17,8 @@ from transformers import AutoConfig
 
 import ropepatch
 from ropepatch.cli import app, main
-from ropepatch.evaluation.measuring import Suite, measure
-from ropepatch.evaluation.results import Result
-from ropepatch.model.checkpoint import TINY, Checkpoint
+from ropepatch.evaluation.measuring import measure
+from ropepatch.model.checkpoint import TINY
 from ropepatch.probing import making
 
 RESULTS = ROOT / "eval" / "results"
@@ -44,7 +41,7 @@ ELSEWHERE = (
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory) -> Path:
+def workplace(tmp_path_factory):
     """A folder with small random checkpoints and texts under the names that the documents use."""
     folder = tmp_path_factory.mktemp("readme")
     # One head of 16 dimensions: at 32k tokens attention takes nearly all of the time.
@@ -75,7 +72,7 @@ def workplace(tmp_path_factory) -> Path:
 EXTENDED = "llama-2-7b-yarn-32k", "DIR"
 
 
-def extended(workplace: Path) -> None:
+def extended(workplace):
     """Make the checkpoints that the documents extend, unless one of their commands made them."""
     for name in EXTENDED:
         if not (workplace / name).exists():
@@ -89,7 +86,7 @@ def no_long_fingerprints(monkeypatch):
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3e10})
 
 
-def measure_few(suite: Suite, source: Checkpoint | None, **options) -> Iterator[Result]:
+def measure_few(suite, source, **options):
     """Measure the suite with only three sequences and two haystacks."""
     few = {"perplexity": {"windows": 3}, "retrieval": {"haystacks": 2}}
     tasks = tuple(
@@ -199,7 +196,7 @@ def test_the_python_code_of_each_document_runs(
     extended(workplace)
     there = set(workplace.iterdir())
     monkeypatch.chdir(workplace)
-    names: dict[str, object] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     for block in code_blocks("python")[document]:
         exec(compile(block, str(document), "exec"), names)
     for new in set(workplace.iterdir()) - there:

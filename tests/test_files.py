@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,7 +40,7 @@ from ropepatch.training.recipe import Recipe
 NOT_REGULAR = "is a pipe, a socket or a device, expected a regular file"
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
-READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+READERS = {
     "json": ("config.json", read_json),
     "index": (INDEX, lambda file: read_headers(file.parent)),
     "set": ("x.json", lambda file: parse_settings("custom", [f"divisors={file}"])),
@@ -136,7 +135,7 @@ with {writer}(pathlib.Path(sys.argv[1])) as partial:
 """
 
 
-def write(partial: Path, text: str) -> None:
+def write(partial, text):
     (partial / "file" if partial.is_dir() else partial).write_text(text)
 
 
@@ -173,7 +172,7 @@ def test_a_failed_write_leaves_no_files(kind, tmp_path):
     "error", [KeyboardInterrupt(), RopepatchError("the real reason")]
 )
 def test_files_of_others_in_a_new_parent_are_kept(error, tmp_path):
-    def fail() -> None:
+    def fail():
         with new_folder(tmp_path / "new" / "out"):
             (tmp_path / "new" / "other").mkdir()
             raise error

@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -46,11 +45,11 @@ LAUNCHED = {
 
 
 @cache
-def nodes(file: str) -> list[ast.AST]:
+def nodes(file):
     return [*ast.walk(ast.parse((PACKAGE / file).read_text("utf-8")))]
 
 
-def imports(file: str) -> set[str]:
+def imports(file):
     """All that a file imports, including inside functions and only for types."""
     found = set()
     for node in nodes(file):
@@ -61,7 +60,7 @@ def imports(file: str) -> set[str]:
     return found
 
 
-def upward_imports(file: str) -> Iterator[tuple[str, str]]:
+def upward_imports(file):
     """The imports of a file that are not from lower layers."""
     room, _, rest = file.partition("/")
     own = room.removesuffix(".py")
@@ -87,7 +86,7 @@ def test_every_module_belongs_to_a_listed_layer():
     assert len(listed) <= 25
 
 
-def distributed_state_in(file: str) -> set[str]:
+def distributed_state_in(file):
     """The names in a file of launcher variables, torch.distributed or the process state of accelerate."""
     words = {
         getattr(node, "attr", None) or getattr(node, "value", None)

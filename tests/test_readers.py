@@ -61,7 +61,7 @@ class Reader:
     schema: type[BaseModel] | None = None
     examples: int = EXAMPLES
 
-    def written(self, folder: Path, content: Any) -> Path:
+    def written(self, folder, content):
         file = folder / self.file
         as_text = yaml.safe_dump if file.suffix == ".yaml" else json.dumps
         text = as_text(content)
@@ -71,32 +71,31 @@ class Reader:
         return file
 
 
-def yaml_of(file: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
-    return content
+def yaml_of(file):
+    return yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
 
 
-def card_of(file: Path) -> str:
+def card_of(file):
     return card_text(Extended("me/x", read_record(file.parent)))
 
 
-def tables_in(file: Path) -> None:
+def tables_in(file):
     for group in comparisons([read_result(file)]):
         tables_of(group)
 
 
-def drawn(file: Path) -> None:
+def drawn(file):
     for figure in figures([read_result(file)]).values():
         figure.draw_without_rendering()
 
 
-def judged(file: Path) -> None:
+def judged(file):
     """Judge the fingerprint against itself."""
     read = readings.read(file.parent)
     judge(read, read.tops[readings.RIGHT])
 
 
-def planned(file: Path) -> None:
+def planned(file):
     """Plan and diagnose; what is printed has no control character, and nothing is written."""
     diagnosis = ropepatch.diagnose(file.parent, measure=False)
     shown, as_json = [str(diagnosis)], [diagnosis.to_json()]
@@ -222,7 +221,7 @@ READERS = {
 }
 
 
-def check_error(error: RopepatchError, content: Any) -> None:
+def check_error(error, content):
     message = f"{error}{error.hint}"
     assert (message.isprintable(), len(message) < 2500) == (True, True), content
 

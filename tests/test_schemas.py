@@ -13,7 +13,7 @@ SCHEMAS = (
 )
 
 
-def read(file: str) -> dict:
+def read(file):
     return json.loads((ROOT / file).read_text(encoding="utf-8"))
 
 
@@ -27,7 +27,7 @@ def test_every_yaml_file_names_its_schema_in_the_first_line(file):
         assert line == f"# yaml-language-server: $schema={schema.name}"
 
 
-def described(schema: dict):
+def described(schema):
     """Keys and their descriptions, without the constants that distinguish kinds of mappings."""
     for name, part in {"": schema, **schema.get("$defs", {})}.items():
         for key, value in part.get("properties", {}).items():

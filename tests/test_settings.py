@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -73,7 +72,7 @@ class DemoRecipe(Settings):
     even: Several[Count] | Literal["none"] = "none"
     free: Any = None
 
-    def check(self) -> None:
+    def check(self):
         if self.flag and self.count == 13:
             raise RopepatchError("13 flags bring bad luck", hint="count: 12")
 
@@ -89,11 +88,11 @@ ONE_RECIPE = {"sources": [ONE]}
 UNLUCKY = ONE_RECIPE | {"flag": True, "count": 13}
 
 
-def demo(**changes: Any) -> DemoRecipe:
+def demo(**changes):
     return DemoRecipe.model_validate({"sources": [ONE]} | changes)
 
 
-def rejected(kind: type[Settings], content: Any) -> tuple[str, str | None]:
+def rejected(kind, content):
     with pytest.raises(RopepatchError) as caught:
         kind.model_validate(content)
     message = str(caught.value)
@@ -102,7 +101,7 @@ def rejected(kind: type[Settings], content: Any) -> tuple[str, str | None]:
     return message, caught.value.hint
 
 
-def read(folder: Path, content: str | bytes) -> object:
+def read(folder, content):
     file = folder / "recipe.yaml"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return read_yaml(file, "recipe")

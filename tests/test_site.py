@@ -20,22 +20,20 @@ ROOT = Path(__file__).resolve().parents[1]
 class Page(HTMLParser):
     """The anchors and the links of an HTML page."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         super().__init__()
-        self.anchors: set[str] = set()
-        self.links: set[str] = set()
+        self.anchors = set()
+        self.links = set()
         self.feed(file.read_text(encoding="utf-8"))
 
-    def handle_starttag(
-        self, tag: str, attributes: list[tuple[str, str | None]]
-    ) -> None:
+    def handle_starttag(self, tag, attributes):
         found = dict(attributes)
         self.anchors.add(found.get("id") or "")
         self.links.update(found[key] or "" for key in ("href", "src") if key in found)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory):
     """The folder of the site, built with warnings as errors."""
     folder = tmp_path_factory.mktemp("site")
     line = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
@@ -46,7 +44,7 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site) -> dict[Path, Page]:
+def pages(site):
     return {file: Page(file) for file in site.rglob("*.html")}
 
 

@@ -21,23 +21,23 @@ from ropepatch.publishing.folding import fold_attention
 TARGET = 256
 
 
-def extended(source: Path, out: Path, method: str = "yarn", **parameters) -> Path:
+def extended(source, out, method="yarn", **parameters):
     given = example(method, PAIRS).parameters() | parameters
     plan = ropepatch.plan(source, to=TARGET, method=method, **given)
     return ropepatch.extend(plan, out, reading=False).folder
 
 
 @pytest.fixture(scope="module")
-def yarn(shards, tmp_path_factory) -> Path:
+def yarn(shards, tmp_path_factory):
     return extended(shards, tmp_path_factory.mktemp("yarn") / "yarn")
 
 
 @pytest.fixture(scope="module")
-def folded(yarn) -> Path:
+def folded(yarn):
     return fold_attention(yarn, yarn.parent / "folded")
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder):
     return {
         name: t
         for file in folder.glob("*.safetensors")
@@ -46,7 +46,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @torch.inference_mode()
-def logits(folder: Path) -> torch.Tensor:
+def logits(folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.randint(
         3, VOCABULARY, (2, TARGET), generator=torch.Generator().manual_seed(1)
@@ -54,13 +54,13 @@ def logits(folder: Path) -> torch.Tensor:
     return model(ids, use_cache=False).logits
 
 
-def largest_difference(one: Path, other: Path) -> float:
+def largest_difference(one, other):
     """Relative to the largest logit, both in stock transformers."""
     expected = logits(one)
     return ((logits(other) - expected).abs().max() / expected.abs().max()).item()
 
 
-def random_model(model_type: str):
+def random_model(model_type):
     """With biases and norms that are not what they are at the start."""
     model = tiny_model(model_type)
     torch.manual_seed(0)
@@ -71,12 +71,12 @@ def random_model(model_type: str):
     return model
 
 
-def extension_of(model, place: Path) -> Path:
+def extension_of(model, place):
     model.save_pretrained(place / "source")
     return extended(place / "source", place / "made")
 
 
-def record(folder: Path) -> dict:
+def record(folder):
     return json.loads((folder / "ropepatch.json").read_text())
 
 
@@ -183,7 +183,7 @@ def test_the_record_drops_what_no_longer_holds(yarn, tmp_path):
     assert record(out)["folded_attention_factor"] > 1
 
 
-def refused(source: Path, tmp_path: Path) -> str:
+def refused(source, tmp_path):
     before = contents(source)
     with pytest.raises(RopepatchError) as error:
         fold_attention(source, tmp_path / "out")

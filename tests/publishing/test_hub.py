@@ -41,13 +41,13 @@ RECORD = RECORDS["trained"] | {"config_changes": CHANGES, "training": TRAINING}
 OURS = f"{MARKER}\n![keys](evaluation/retrieval.png)"  # a card that ropepatch wrote
 
 
-def write(path: Path, content: str | dict) -> None:
+def write(path, content):
     path.parent.mkdir(exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """A checkpoint as `extend` leaves it, with weights in three files of 80 kB."""
     folder = tmp_path / "tiny-2k"
     folder.mkdir()
@@ -75,7 +75,7 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-def prove(folder: Path) -> None:
+def prove(folder):
     """Let the record say that the weights are the verified ones."""
     weights = read_headers(folder)
     edit_json(
@@ -92,7 +92,7 @@ def hub(monkeypatch):
         yield hub
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder):
     return {
         path: data
         for path, (_, data) in everything(folder).items()
@@ -100,7 +100,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def refused(folder: Path, repo: str = NAME, **options) -> str:
+def refused(folder, repo=NAME, **options):
     """The error and its hint, each one line and without the token."""
     with pytest.raises(RopepatchError) as caught:
         push(folder, repo, **options)
@@ -195,7 +195,7 @@ def test_a_new_branch_replaces_what_main_keeps(hub, folder):
 def test_only_a_card_of_ropepatch_is_replaced_on_the_hub(hub, folder, monkeypatch):
     asked = []
 
-    def write_card(place: Path, repo: str, revision: str | None) -> None:
+    def write_card(place, repo, revision):
         asked.append((repo, revision))
         write(place / "README.md", f"{OURS} {len(asked)}")
 
@@ -347,7 +347,7 @@ def test_included_files_are_sent_and_searched_for_secrets(hub, folder, monkeypat
     assert "examples/a.txt contains" in refused(folder, include=["examples/*"])
 
 
-def half(path: Path) -> None:
+def half(path):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
 
@@ -371,7 +371,7 @@ def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, r
 
 
 @pytest.fixture(scope="module")
-def mapped(tmp_path_factory) -> Path:
+def mapped(tmp_path_factory):
     """A checkpoint with a position remapping, as `extend` leaves it."""
     made = tmp_path_factory.mktemp("mapped")
     source = write_checkpoint(made / "source")
@@ -596,7 +596,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(folder, monkeypatch):
 def test_a_branch_that_moved_meanwhile_is_not_overwritten(hub, folder):
     hub.create(NAME)
 
-    def somebody_pushes() -> None:
+    def somebody_pushes():
         hub.change(NAME, **{"evaluation/theirs.json": b"{}"})
 
     hub.fail("POST", "/commit/", somebody_pushes, times=1)

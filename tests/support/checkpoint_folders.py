@@ -4,7 +4,6 @@ import json
 import resource
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
@@ -87,7 +86,7 @@ def largest_file(num_bytes):
 
 
 # Records of ropepatch from before they had a version, one for each way to write one.
-RECORDS: dict[str, dict[str, Any]] = {
+RECORDS = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))
     for file in sorted(
         (Path(__file__).parents[1] / "extension" / "records").glob("*.json")

@@ -8,13 +8,12 @@ import json
 import random
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 PUBLISHED = json.loads(
     (Path(__file__).parent / "public_configs.json").read_text(encoding="utf-8")
 )
 # Numbers beyond every float, texts that no terminal shows, and nearly valid values.
-VALUES: list[Any] = [
+VALUES = [
     *(
         None,
         True,

@@ -5,7 +5,6 @@ the case. Scores enter the softmax; values are weighted by its result.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +70,7 @@ def learned(c, p):
     return c.weights["table"][p]
 
 
-TABLES: dict[str, Callable[[Case, int], Array]] = {
+TABLES = {
     table.__name__: table
     for table in (integer, normalised, binary, sinusoidal, learned)
 }
@@ -194,7 +193,7 @@ def nope_layers(c, h, q, m, k, n):
     )
 
 
-SCORES: dict[str, Callable[[Case, int, Array, int, Array, int], float]] = {
+SCORES = {
     score.__name__.replace("_", "-"): score
     for score in (
         *(shaw, transformer_xl, nezha, t5, alibi, rope, xpos, p_rope, partial, axial),

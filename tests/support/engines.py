@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ropepatch.extension import record as records
 from ropepatch.model.checkpoint import Checkpoint
@@ -35,11 +33,11 @@ class Engine:
 
     def __init__(
         self,
-        folder: Path,
-        mistake: str = RIGHT,
-        precision: str = "float32",
-        noise: float = 0.0,
-    ) -> None:
+        folder,
+        mistake=RIGHT,
+        precision="float32",
+        noise=0.0,
+    ):
         dtype = PRECISIONS.get(precision, torch.float32)
         self.model = Checkpoint(folder).load(dtype)
         self.text = readings.read(folder).ids if readings.exists(folder) else []
@@ -60,15 +58,13 @@ class Engine:
                     )
 
     @torch.inference_mode()
-    def log_probs(self, ids: list[int]) -> Tensor:
+    def log_probs(self, ids):
         """Return the log-probabilities after every token: [T, V]."""
         with rotating_by(self.model, self.site.path, self.rotary):
             logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return logits.float().log_softmax(-1)
 
-    def tops(
-        self, ids: list[int], positions: list[int], count: int = 20
-    ) -> list[dict[int, float]]:
+    def tops(self, ids, positions, count=20):
         """Return the most probable next tokens after the first `positions` tokens."""
         is_prefix = ids == self.text[: len(ids)]
         log_probs = self.whole if is_prefix else self.log_probs(ids)
@@ -77,12 +73,12 @@ class Engine:
         return [dict(zip(*pair, strict=True)) for pair in pairs]
 
     @cached_property
-    def whole(self) -> Tensor:
+    def whole(self):
         """The log-probabilities after every token of the fingerprint's text."""
         return self.log_probs(self.text)
 
 
-def in_8_bits(weight: Tensor) -> Tensor:
+def in_8_bits(weight):
     """Round weights as in Q8_0, in blocks of 16."""
     blocks = weight.reshape(-1, 16)
     step = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)

@@ -40,7 +40,7 @@ def forward_bodies(model_type):
 
 
 def _grouped():
-    by_body: dict[tuple[str, ...], list[str]] = {}
+    by_body = {}
     for model_type in sorted(
         {*ROTARY_TYPES} - {*COMPOSITE_TYPES}, key=lambda name: (name != "llama", name)
     ):

@@ -12,18 +12,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import listening
-import pytest
-from listening import Answer, Request
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 USER = "local"  # the owner of the token, who may push only to repositories of this name
@@ -38,14 +35,14 @@ class File:
     lfs: bool = False
 
     @property
-    def oid(self) -> str:
+    def oid(self):
         """The git object id; for an LFS file its sha256."""
         if self.lfs:
             return hashlib.sha256(self.content).hexdigest()
         header = b"blob %d\0" % len(self.content)
         return hashlib.sha1(header + self.content).hexdigest()
 
-    def described(self, path: str) -> dict[str, Any]:
+    def described(self, path):
         """The file's entry in a tree and in the description of a model."""
         size, names = len(self.content), {"path": path, "rfilename": path}
         ids = {"oid": self.oid, "blobId": self.oid, "size": size}
@@ -63,9 +60,7 @@ class Model:
     # LFS objects by sha256, committed or not
     objects: dict[str, bytes] = field(default_factory=dict)
 
-    def add(
-        self, files: dict[str, File], branch: str = "main", commit: str | None = None
-    ) -> str:
+    def add(self, files, branch="main", commit=None):
         """Add a commit to a branch, and return its name."""
         name = commit or f"{len(self.commits):040x}"
         self.commits[name] = files
@@ -95,7 +90,7 @@ class Fault:
     times: int | None = None
     seen: int = 0
 
-    def hits(self, method: str, path: str) -> bool:
+    def hits(self, method, path):
         if self.method not in ("", method) or self.part not in path:
             return False
         self.seen += 1
@@ -114,19 +109,19 @@ class Hub:
 
     def __init__(
         self,
-        name: str | None = None,
-        folder: Path | None = None,
+        name=None,
+        folder=None,
         *,
-        token: str | None = None,
-    ) -> None:
-        self.models: dict[str, Model] = {}
+        token=None,
+    ):
+        self.models = {}
         self.token = token
-        self.faults: list[Fault] = []
+        self.faults = []
         self.url = ""
-        self.downloaded: list[str] = []
-        self.tokens: set[str | None] = set()
-        self.requests: list[tuple[str, str]] = []  # method and path of every request
-        self.arrived: list[str] = []  # sha256 of every LFS file that arrived completely
+        self.downloaded = []
+        self.tokens = set()
+        self.requests = []  # method and path of every request
+        self.arrived = []  # sha256 of every LFS file that arrived completely
         self.lock = RLock()
         if name is not None and folder is not None:
             files = {
@@ -137,43 +132,39 @@ class Hub:
             self.models[name] = Model()
             self.models[name].add(files, commit=COMMIT)
 
-    def fail(
-        self, method: str, part: str, how: int | str | Callable[[], object], **more: Any
-    ) -> None:
+    def fail(self, method, part, how, **more):
         """Add a fault, which lasts until `faults` is cleared; see `Fault`."""
         self.faults.append(Fault(method, part, how, **more))
 
-    def count(self, method: str, part: str = "") -> int:
+    def count(self, method, part=""):
         """Count the requests of a method whose path contains a part."""
         return sum(one == method and part in path for one, path in self.requests)
 
-    def create(
-        self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False
-    ) -> Model:
+    def create(self, name, files=None, *, private=False):
         """Create a repository."""
         self.models[name] = model = Model(private)
         held = files or {}
         model.add({one: File(held[one], one.endswith(LFS)) for one in held})
         return model
 
-    def change(self, name: str, branch: str = "main", /, **files: bytes) -> str:
+    def change(self, name, branch="main", /, **files):
         """Add a commit of another user with files of these names."""
         model = self.models[name]
         changed = {path: File(content) for path, content in files.items()}
         return model.add(model.commits[model.branches[branch]] | changed, branch)
 
-    def head(self, name: str, branch: str = "main") -> str:
+    def head(self, name, branch="main"):
         """Return the newest commit of a branch."""
         return self.models[name].branches[branch]
 
-    def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
+    def files(self, name, revision="main"):
         """Return the files of a revision."""
         held = self.models[name].commits[self._commit_of(name, revision)]
         return {path: file.content for path, file in held.items()}
 
     # Answers
 
-    def answer(self, request: Request) -> Answer | None:
+    def answer(self, request):
         """Answer a request, with the faults that match it."""
         path, token = request.place, request.headers.get("Authorization")
         with self.lock:
@@ -205,7 +196,7 @@ class Hub:
             request.cut = len(answered[2]) // 2
         return None if how == "lost" else answered
 
-    def _answer(self, method: str, path: str, token: str | None, body: bytes) -> Answer:
+    def _answer(self, method, path, token, body):
         if path.startswith("/lfs/") and method not in ("GET", "HEAD"):
             return self._lfs_file(method, path, body)
         if self.token is not None and token not in (None, f"Bearer {self.token}"):
@@ -220,7 +211,7 @@ class Hub:
             return refusal(401, "", "Invalid username or password.")
         return self._write(path, body)
 
-    def _read(self, path: str, token: str | None) -> Answer:
+    def _read(self, path, token):
         if path == "/api/whoami-v2":
             user = {"type": "user", "name": USER, "orgs": []}
             return good(user) if token else refusal(401)
@@ -255,10 +246,10 @@ class Hub:
         described["siblings"] = [one for one in siblings if one["type"] == "file"]
         return good(described)
 
-    def _commit_of(self, name: str, revision: str) -> str:
+    def _commit_of(self, name, revision):
         return self.models[name].branches.get(revision, revision)
 
-    def _write(self, path: str, body: bytes) -> Answer:
+    def _write(self, path, body):
         if path == "/api/validate-yaml":
             return good({"errors": [], "warnings": []})
         if path == "/api/repos/create":
@@ -289,7 +280,7 @@ class Hub:
         lines = [json.loads(line) for line in body.splitlines()]
         return self._commit(name, model, branch, lines)
 
-    def _create(self, wanted: dict[str, Any]) -> Answer:
+    def _create(self, wanted):
         owner = wanted.get("organization") or USER
         if owner != USER:
             return refusal(403, "", f'No rights under the namespace "{owner}"')
@@ -301,7 +292,7 @@ class Hub:
         self.create(name, private=bool(private))
         return answer
 
-    def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
+    def _batch(self, name, objects):
         for one in objects:
             if one["oid"] not in self.models[name].objects:
                 address = f"{self.url}/lfs/{name}/{one['oid']}?X-Amz-Signature=0123"
@@ -312,7 +303,7 @@ class Hub:
                 }
         return good({"transfer": "basic", "objects": objects})
 
-    def _lfs_file(self, method: str, path: str, body: bytes) -> Answer:
+    def _lfs_file(self, method, path, body):
         if method == "POST":
             held = self.models[path.removeprefix("/lfs/verify/")].objects
             return good({}) if json.loads(body)["oid"] in held else refusal(404)
@@ -323,9 +314,7 @@ class Hub:
         self.arrived.append(oid)
         return 200, {}, b""
 
-    def _commit(
-        self, name: str, model: Model, branch: str, lines: list[dict[str, Any]]
-    ) -> Answer:
+    def _commit(self, name, model, branch, lines):
         header, *operations = [(line["key"], line["value"]) for line in lines]
         head = model.branches[branch]
         if header[1].get("parentCommit", head) != head:
@@ -346,15 +335,15 @@ class Hub:
         return good({"commitUrl": address, "commitOid": commit})
 
 
-def good(content: Any) -> Answer:
+def good(content):
     return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
 
 
-def refusal(status: int, code: str = "", message: str = "") -> Answer:
+def refusal(status, code="", message=""):
     return status, {"X-Error-Code": code, "X-Error-Message": message}, b""
 
 
-def entries(files: dict[str, File]) -> list[dict[str, Any]]:
+def entries(files):
     """The entries of a tree: its folders and files."""
     folders = {str(folder) for path in files for folder in Path(path).parents} - {"."}
     kind = {"type": "directory", "oid": "0" * 40, "size": 0}
@@ -362,7 +351,7 @@ def entries(files: dict[str, File]) -> list[dict[str, Any]]:
     return found + [files[path].described(path) for path in sorted(files)]
 
 
-def part(answered: Answer, byte_range: str | None) -> Answer:
+def part(answered, byte_range):
     """The answer with only the requested bytes of a file."""
     status, headers, body = answered
     if not byte_range or status != 200:
@@ -373,7 +362,7 @@ def part(answered: Answer, byte_range: str | None) -> Answer:
     return 206, headers | place, body[int(first) : end + 1]
 
 
-def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
+def mode(path, size, held):
     """The Hub's answer before an upload: the upload mode, and the id of an existing file of that name."""
     lfs = path.endswith(LFS) or size > 10 << 20
     # Names, not patterns
@@ -383,7 +372,7 @@ def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     return stated | ({"oid": held[path].oid} if path in held else {})
 
 
-def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
+def environment(hub, home, token="hf_any"):
     """Environment variables with which another process uses this Hub, with a separate cache."""
     kept = {key: os.environ[key] for key in os.environ if not key.startswith("HF_")}
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
@@ -391,9 +380,7 @@ def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str,
     return kept | own | ({} if token is None else {"HF_TOKEN": token})
 
 
-def run_elsewhere(
-    code: str, *words: str, hub: Hub, home: Path, **variables: str
-) -> list[Any]:
+def run_elsewhere(code, *words, hub, home, **variables):
     """The JSON lines printed by a new interpreter, since `datasets` reads the Hub's address only once."""
     own = environment(hub, home / "home", None)
     own["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
@@ -410,9 +397,7 @@ def run_elsewhere(
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-def speak_to(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any"
-) -> None:
+def speak_to(hub, monkeypatch, token="hf_any"):
     """Make this process use this Hub, and retry without waiting, until the test ends."""
     for name, value in {
         "ENDPOINT": hub.url,
@@ -431,7 +416,7 @@ def speak_to(
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
+def serving(hub):
     """Serve the Hub at `hub.url` on this machine within the block."""
     with listening.serving(hub.answer) as hub.url:
         yield hub

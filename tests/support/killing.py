@@ -95,7 +95,7 @@ class Countdown:
 
     def __init__(self, place, point):
         self.place, self.point = f"{place}{os.sep}", point
-        self.seen: list[str] = []
+        self.seen = []
 
     def audit(self, event, arguments):
         """Count the audit events of the interpreter that change something in the folder."""

@@ -1,20 +1,19 @@
 """Random models whose losses differ from token to token, and slow oracles for these losses."""
 
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from tiny_models import tiny_model
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 VOCABULARY = 48
 LENGTHS = (60, 58, 40, 32, 32, 7, 7, 60)  # of documents, some of which share a batch
-PROTOCOLS: tuple[dict[str, int], ...] = ({}, {"window": 20, "stride": 6})
+PROTOCOLS = ({}, {"window": 20, "stride": 6})
 LLAMA = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -24,16 +23,16 @@ LLAMA = {
 LLAMA |= {"max_position_embeddings": 2048}
 
 
-def build(model_type: str = "llama", **fields) -> PreTrainedModel:
+def build(model_type="llama", **fields):
     """A tiny random model whose weights are large enough for its losses to differ from token to token."""
     return tiny_model(model_type, **(LLAMA if model_type == "llama" else {}) | fields)
 
 
-def protocol_name(protocol: dict[str, int]) -> str:
+def protocol_name(protocol):
     return "sliding {window} by {stride}".format(**protocol) if protocol else "one pass"
 
 
-def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
+def tokens(*lengths, vocabulary=VOCABULARY):
     generator = torch.Generator().manual_seed(1)
     return [
         torch.randint(1, vocabulary, (length,), generator=generator)
@@ -41,7 +40,7 @@ def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
     ]
 
 
-def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
+def expected(model, ids):
     """The losses, computed token by token from the logits of one forward pass."""
     with torch.no_grad():
         logits = model(ids[None]).logits[0]
@@ -50,7 +49,7 @@ def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
     )
 
 
-def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:
+def shift_model(step, probability, vocabulary=20):
     """After token i, gives token i + step the probability stated; the others share the rest evenly."""
     model = build(
         vocab_size=vocabulary,
@@ -71,9 +70,9 @@ def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrain
 
 
 @contextmanager
-def decoder_passes(model: PreTrainedModel) -> Iterator[list[tuple[int, int]]]:
+def decoder_passes(model):
     """(rows, length) of every forward pass of the decoder within the block."""
-    shapes: list[tuple[int, int]] = []
+    shapes = []
     hook = model.model.layers[0].register_forward_hook(
         lambda _, __, output: shapes.append(tuple(output.shape[:2]))
     )
@@ -97,16 +96,14 @@ class IgnoresPositions(LlamaForCausalLM):
         return super().forward(input_ids, use_cache=use_cache)
 
 
-def trained_gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+def trained_gradients(model, loss):
     """The gradients of all trained weights by name."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(loss, [*trained.values()])
     return dict(zip(trained, found, strict=True))
 
 
-def assert_near(
-    ours: dict[str, Tensor], theirs: dict[str, Tensor], share: float
-) -> None:
+def assert_near(ours, theirs, share):
     """Assert that gradients differ by less than a share of their norms."""
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():

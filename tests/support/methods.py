@@ -1,8 +1,5 @@
 """A valid instance of every registered method, so that tests over METHODS cover a new one automatically."""
 
-from collections.abc import Callable
-from typing import Any
-
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Rope
 
@@ -28,7 +25,7 @@ def rising(pairs, first, last):
 
 
 # Examples of each required parameter by name, as functions of the number of rotary pairs and the factor.
-EXAMPLES: dict[str, Callable[[int, float], Any]] = {
+EXAMPLES = {
     "rope_theta": lambda pairs, factor: 2e6 * factor,
     "divisors": lambda pairs, factor: rising(pairs, 1.0, factor),
     "long_factor": lambda pairs, factor: rising(pairs, 1.0, 1.5 * factor),

@@ -6,7 +6,7 @@ from transformers import CONFIG_MAPPING
 
 OLDEST = transformers.__version__.startswith("5.4.")
 # Architectures that it cannot build, or whose configs it rejects because of booleans of its own classes.
-BROKEN: tuple[str, ...] = ()
+BROKEN = ()
 if OLDEST:
     BROKEN = (
         *(

@@ -6,7 +6,6 @@ returns (frequencies, attention factor).
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -193,7 +192,7 @@ def longrope_switch(
     return longrope(g, s, long_factor if beyond else short_factor, attention_factor)
 
 
-ORACLES: dict[str, Callable[..., Table]] = {
+ORACLES = {
     formula.__name__.replace("_", "-"): formula
     for formula in (
         *(

@@ -85,7 +85,7 @@ def string(shift, window):
     return lambda m, n: m - n if m - n < shift else m - n - shift + window
 
 
-ORACLE: dict[str, Callable[..., Distance]] = {
+ORACLE = {
     "rerope": rerope,
     "leaky-rerope": leaky_rerope,
     "self-extend": self_extend,

@@ -1,7 +1,6 @@
 """Tiny models with swapped encodings or remappings whose parameters affect a text of 40 tokens."""
 
 import io
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.swapping import swap
 
 # Values at which every part of an encoding affects a model of two layers on 40 tokens.
-PARAMETERS: dict[str, dict[str, Any]] = {
+PARAMETERS = {
     "normalised": {"length": 48},
     "learned": {"rows": 48},
     "shaw": {"clip": 5},

@@ -3,7 +3,6 @@
 from copy import deepcopy
 from dataclasses import fields
 from inspect import signature
-from typing import Any
 
 import torch
 from oldest import BROKEN
@@ -31,7 +30,7 @@ LLAMA_SIZES = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+CAUSAL_LM_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 # Multimodal models without a class for only the language model.
 COMPOSITE_TYPES = tuple(
     sorted({*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*CAUSAL_LM_TYPES})
@@ -54,7 +53,7 @@ NOT_BUILT = """
     gemma4_unified_assistant glm5_next granite4_vision granite_docling hunyuan_vl kyutai_speech_to_text
     mistral4 molmo2 muse_spark nemo_speechlm perception_lm qwen3_omni_moe shieldgemma2 voxtral_realtime
 """
-ROTARY_TYPES: tuple[str, ...] = tuple(
+ROTARY_TYPES = tuple(
     t
     for t in (*CAUSAL_LM_TYPES, *COMPOSITE_TYPES)
     if t not in {*NOT_ROTARY.split(), *NOT_BUILT.split(), *BROKEN}
@@ -74,7 +73,7 @@ PER_LAYER_FIELDS = [
     "block_types",
 ]
 
-SIZES: dict[float, str] = {  # fields of configs, by their small value
+SIZES = {  # fields of configs, by their small value
     0.0: "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop",
     0.02: "initializer_range",
     128: "vocab_size intermediate_size ffn_dim vocab_size_per_layer_input",
@@ -127,7 +126,7 @@ SECTIONED = {
     "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text": MROPE,
     "glm4v_moe_text glm4v_text": HALF,
 }
-ODD: dict[str, dict[str, Any]] = {
+ODD = {
     name: {"rope_parameters": rope}
     for names, rope in SECTIONED.items()
     for name in names.split()

@@ -6,11 +6,9 @@ from inspect import signature
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     LlamaForCausalLM,
-    PreTrainedModel,
     StaticCache,
 )
 from transformers.utils import logging
@@ -20,7 +18,7 @@ class NoRopepatch:
     """An import hook that hides an installed ropepatch."""
 
     @staticmethod
-    def find_spec(name: str, *_: object) -> None:
+    def find_spec(name, *_):
         if name.partition(".")[0] == "ropepatch":
             raise ModuleNotFoundError(f"{name} is not installed here")
 
@@ -35,13 +33,13 @@ TAKEN = signature(LlamaForCausalLM.forward).parameters
 CACHE = "cache" if "cache" in TAKEN else "past_key_values"
 
 
-def load(folder: Path, **more: object) -> PreTrainedModel:
+def load(folder, **more):
     return AutoModelForCausalLM.from_pretrained(
         folder, trust_remote_code=True, **more
     ).eval()
 
 
-def cached(model: PreTrainedModel, sizes: list[int], cache: object = None) -> Tensor:
+def cached(model, sizes, cache=None):
     parts = []
     for piece in IDS.split(sizes, 1):
         out = model(piece, use_cache=True, **{CACHE: cache})
@@ -61,16 +59,16 @@ COMPUTATIONS = {
 
 
 @torch.no_grad()
-def read(folder: Path, names: list[str]) -> dict[str, Tensor]:
+def read(folder, names):
     """The selected results for a checkpoint."""
     model = load(folder)
     return {name: COMPUTATIONS[name](model) for name in names}
 
 
-def more(folder: Path, scratch: Path) -> dict[str, object]:
+def more(folder, scratch):
     """Further results for one checkpoint."""
     model = load(folder)
-    results: dict[str, object] = {"backend": type(model).is_backend_compatible()}
+    results = {"backend": type(model).is_backend_compatible()}
     with torch.no_grad():
         generated = model.generate(
             IDS[:, :24] * PADDED, attention_mask=PADDED, max_new_tokens=9, do_sample=False,
@@ -97,7 +95,7 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
     return results
 
 
-def main(out: str, selection: str, *folders: str) -> None:
+def main(out, selection, *folders):
     """Save the results for the folders by name; without a selection, also `more` for the first folder."""
     try:
         import ropepatch  # noqa: F401
@@ -106,9 +104,7 @@ def main(out: str, selection: str, *folders: str) -> None:
     else:
         raise SystemExit("ropepatch can be imported")
     names = selection.split(",") if selection else list(COMPUTATIONS)
-    answers: dict[str, object] = {
-        Path(folder).name: read(Path(folder), names) for folder in folders
-    }
+    answers = {Path(folder).name: read(Path(folder), names) for folder in folders}
     torch.save(
         answers
         if selection

@@ -1,9 +1,7 @@
 """Commands killed at random points: no partial output has a final name, and the same command resumes."""
 
-from pathlib import Path
-
 import pytest
-from killing import Attack, Kill, attacks, attempt, kills_of, reference_of
+from killing import Kill, attacks, attempt, kills_of, reference_of
 
 COMMANDS = ("extend", "train", "distil", "eval", "push")
 # Events that the seed may miss: a command killed there once left files that nothing removed.
@@ -13,14 +11,14 @@ LAST = {
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory) -> dict[str, Attack]:
+def commands(tmp_path_factory):
     return attacks(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_repeat_completes_a_killed_command(name, commands, tmp_path: Path):
+def test_a_repeat_completes_a_killed_command(name, commands, tmp_path):
     attack = commands[name]
     reference = reference_of(attack, tmp_path / "reference")
     last = [Kill(last_of(reference.events, event)) for event in LAST.get(name, ())]
@@ -30,6 +28,6 @@ def test_a_repeat_completes_a_killed_command(name, commands, tmp_path: Path):
         assert attempt(attack, place, reference, kill) == {}, kill
 
 
-def last_of(events: list[str], event: str) -> int:
+def last_of(events, event):
     """The number of the last of the events of that kind."""
     return max(number for number, seen in enumerate(events) if seen.startswith(event))
