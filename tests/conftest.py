@@ -1,5 +1,9 @@
-"""Fixtures of several test files."""
+"""Fixtures of several test files.
 
+They import torch when they are used: the process that starts the workers of xdist reads this file first.
+"""
+
+import gc
 import os
 import signal
 import subprocess
@@ -8,11 +12,8 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
-from checkpoint_folders import write_checkpoint
 
-import ropepatch
-from ropepatch.model.precision import UNITS
+gc.disable()  # while the tests are imported, a quarter of the time of that
 
 
 def pytest_addoption(parser):
@@ -49,9 +50,19 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in gone]
 
 
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cpu_units(request):
     """Report no bfloat16 units of the CPU on every machine, or all of them with `--bfloat16`."""
+    import torch
+
+    from ropepatch.model.precision import UNITS
+
     with pytest.MonkeyPatch.context() as patching:
         for supported in UNITS:
             patching.setattr(
@@ -78,18 +89,24 @@ def interrupts():
 @pytest.fixture(scope="session")
 def tiny():
     """The bundled trained checkpoint; a test that changes the model must restore it."""
+    import ropepatch
+
     return ropepatch.load("tiny", device="cpu")
 
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory):
     """A small random checkpoint; tests must not change it."""
+    from checkpoint_folders import write_checkpoint
+
     return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory):
     """The same checkpoint with sharded weights."""
+    from checkpoint_folders import write_checkpoint
+
     return write_checkpoint(
         tmp_path_factory.mktemp("shards") / "tiny-llama", max_shard_size="30KB"
     )
