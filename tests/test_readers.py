@@ -31,7 +31,6 @@ from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import card_text
 from ropepatch.report.plots.lines import figures
 from ropepatch.report.tables import tables_of
-from ropepatch.scaling.file import ScalingFile, read_scaling
 from ropepatch.training.recipe import Recipe
 
 # As for a user, warnings of transformers are not errors.
@@ -125,16 +124,6 @@ READING = {
     "alike": [],
     "rounded": [0.0, 0.001],
 }
-SCALING = {
-    "ropepatch_scaling": 1,
-    "method": "custom",
-    "factor": 4.0,
-    "target": 256,
-    "rotary_dim": 4,
-    "rope_theta": 10000.0,
-    "original_max_position_embeddings": 64,
-    "parameters": {"divisors": [1.5, 2.0], "attention_factor": 1.1},
-}
 RESULT = json.loads(json.dumps(asdict(reading("yarn", [1.0, 2.0, 3.0]))))
 TINY = json.loads(tiny_config("llama").to_json_string())
 YARN = {
@@ -202,7 +191,6 @@ READERS = {
         lambda read: read.to_dict(),
         readings.Reading,
     ),
-    "scaling": Reader("x.json", SCALING, read_scaling, None, ScalingFile),
     "card": Reader(
         "README.md",
         {"license": "mit", "language": ["en"], "tags": ["x"]},

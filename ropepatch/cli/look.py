@@ -23,7 +23,6 @@ GROUP = Group("Inspect", sort_key=3)
     """\
   ropepatch plan ./llama-2-7b --to 32k
   ropepatch plan ./llama-2-7b --to 32k --method ntk-by-parts --set beta=16
-  ropepatch plan ./llama-2-7b --method scaling.json
   ropepatch plan ./qwen3-8b --to 128k --original 32k
   ropepatch plan ./qwen3-8b --to 128k --original 32k --for vllm
   ropepatch plan ./llama-2-7b.Q4_K_M.gguf --to 16k

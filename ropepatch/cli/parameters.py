@@ -18,7 +18,7 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
     """Parse NAME=VALUE texts into the parameters of a method.
 
     Args:
-        method: A name, or a scaling file.
+        method: The name of the method.
         settings: The texts: values as in YAML, lists with commas, or a JSON file with a list.
     """
     if not settings:

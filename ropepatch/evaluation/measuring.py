@@ -50,7 +50,6 @@ from ropepatch.model.precision import (
 from ropepatch.processes import ALONE, Processes, join
 from ropepatch.progress import Progress, Say, no_bar, silent
 from ropepatch.scaling import METHODS, formulas
-from ropepatch.scaling.file import method_label
 from ropepatch.settings import (
     SUITES,
     Length,
@@ -75,7 +74,7 @@ class Method(Settings):
     """A scaling or a position remapping with its parameters.
 
     Args:
-        name: A name from `METHODS` or `REMAPPINGS`, or a scaling file, which contains the parameters.
+        name: A name from `METHODS` or `REMAPPINGS`.
         parameters: The parameters that differ from their defaults.
     """
 
@@ -85,13 +84,12 @@ class Method(Settings):
     @property
     def label(self) -> str:
         """Its name in tables and figures."""
-        name = method_label(self.name)
         given = [f"{key}={_short(value)}" for key, value in self.parameters.items()]
-        return f"{name} ({', '.join(given)})" if given else name
+        return f"{self.name} ({', '.join(given)})" if given else self.name
 
 
 def read_method(content: Any) -> Method:
-    """A method from YAML: its name or scaling file, or a mapping with a name and parameters."""
+    """A method from YAML: its name, or a mapping with a name and parameters."""
     if isinstance(content, Method):
         return content
     parameters = dict(content) if isinstance(content, dict) else {"name": content}

@@ -146,7 +146,7 @@ def patch(
     Args:
         model: A causal language model, possibly inside a PEFT model.
         method: A plan; a scaling, whose target length is then factor times the original; a position
-            remapping; or the name of one, or a scaling file.
+            remapping; or the name of one.
         to: The target length, as in `plan`, for a method given by its name and for a position remapping.
         original: The original context length, as in `plan`.
         **parameters: The parameters of a method given by its name.

@@ -30,7 +30,6 @@ from ropepatch.model.config import (
 )
 from ropepatch.model.gguf import FREQS, GgufModel
 from ropepatch.scaling import METHODS, Scaling, YaRN
-from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Method, Rope
 from ropepatch.settings import (
@@ -99,7 +98,7 @@ def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
     to: Length | None = None,
     *,
-    method: str | Path | Scaling | Remapping = "yarn",
+    method: str | Scaling | Remapping = "yarn",
     original: Length | None = None,
     revision: str | None = None,
     **parameters: Any,
@@ -110,9 +109,8 @@ def plan(
 
     Args:
         model: A checkpoint folder, a Hub id, tiny, or a GGUF file.
-        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
-            file, or of the factor.
-        method: A name from `ropepatch methods`, or a scaling file such as scaling.json.
+        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the factor.
+        method: A name from `ropepatch methods`.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         revision: The branch, tag or commit of a Hub id.
@@ -124,7 +122,7 @@ def plan(
         RopepatchError: If the model, the target or the method does not allow it.
     """
     if parameters and not isinstance(method, Method):
-        check_method(str(method), parameters)
+        check_method(method, parameters)
     source: Source
     if not isinstance(model, str | os.PathLike):
         source = InMemory.of(model, original)
@@ -145,11 +143,11 @@ def plan(
 
 def plan_method(
     source: Source,
-    method: str | Path | Method,
+    method: str | Method,
     parameters: Mapping[str, Any],
     to: Length | None,
 ) -> Plan:
-    """Plan with a method, its name, or a scaling file; see `plan`."""
+    """Plan with a method or its name; see `plan`."""
     config = source.config
     if isinstance(config, Config) and config.custom is None:
         check_agreement(config)
@@ -166,11 +164,11 @@ def plan_method(
 
 def method_for(
     source: Source,
-    method: str | Path | Method,
+    method: str | Method,
     parameters: Mapping[str, Any],
     to: Length | None,
 ) -> tuple[Method, int]:
-    """Return the method for a model, from an object, a name or a scaling file, and the target in tokens."""
+    """Return the method for a model, from an object or a name, and the target in tokens."""
     config = source.config
     if isinstance(method, Method):
         if parameters:
@@ -181,12 +179,6 @@ def method_for(
         if to is None and isinstance(method, Scaling):
             return method, round(method.factor * config.window)
         return method, config.target(to, source.name)
-    method = str(method)
-    if is_scaling_file(method):
-        file = read_scaling(method, extra=parameters)
-        target = file.target if to is None else config.target(to, source.name)
-        file.check_model(method, config.rope, source.name, target)
-        return file.scaling, target
     found = find_method(method)
     if to is None and "factor" in parameters:
         factor = found(**parameters).factor_for(config.window, config.window)
@@ -235,10 +227,7 @@ def find_method(name: str) -> type[Method]:
 
 
 def check_method(method: str, parameters: Collection[str]) -> None:
-    """Raise if ``method`` is not a method or scaling file, or lacks one of the parameters."""
-    if is_scaling_file(method):
-        read_scaling(method, extra=parameters)
-        return
+    """Raise if there is no such method, or it lacks one of the parameters."""
     unknown = [name for name in parameters if name != "factor"]
     find_method(method).refuse_unknown(unknown)
 

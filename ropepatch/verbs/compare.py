@@ -45,7 +45,7 @@ class Choice:
 
     Attributes:
         ranking: All methods, best first, with the reasons for the choice.
-        method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None if nothing helps
+        method: A name from `METHODS` or `REMAPPINGS`; None if nothing helps
             significantly.
         results: The measurements.
     """
@@ -108,7 +108,7 @@ def compare(
     Args:
         model: A checkpoint folder, a Hub id, or tiny.
         to: The target length in tokens, e.g. 8k, or 4x the original length.
-        methods: Names separated by commas (see `ropepatch methods`) or scaling files. all stands for every
+        methods: Names separated by commas (see `ropepatch methods`). all stands for every
             static scaling without required parameters, remappings for every position remapping.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.

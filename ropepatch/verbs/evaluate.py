@@ -92,7 +92,7 @@ def evaluate(
             dataset saved with `datasets`. Default: that of the suite, or the stories of tiny.
         lengths: The lengths to measure in tokens, such as 256,1k,4x. Default: L/2, L, 2L ... `to`, where L is
             the original length.
-        methods: Also measure these methods, in memory: names separated by commas, scaling files, all,
+        methods: Also measure these methods, in memory: names separated by commas, all,
             remappings. Default: yarn if `to` is given.
         to: The target length of the methods, such as 32k.
         out: A folder for the results. Results that it already contains are not measured again. Default: the

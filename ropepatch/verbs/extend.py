@@ -30,7 +30,6 @@ from ropepatch.progress import (
     say_on_stderr,
 )
 from ropepatch.scaling import Scaling
-from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def extend(
     out: str | Path | None = None,
     *,
     to: Length | None = None,
-    method: str | Path | Scaling | Remapping = "yarn",
+    method: str | Scaling | Remapping = "yarn",
     original: Length | None = None,
     link_weights: bool = False,
     reading: bool | None = None,
@@ -124,7 +123,7 @@ def extend(
             MODEL if that is the working folder.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
             file, or of the factor.
-        method: A name from `ropepatch methods`, or a scaling file.
+        method: A name from `ropepatch methods`.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         link_weights: Hard-link the weight files instead of copying them. This is instant, but a program that
@@ -160,7 +159,7 @@ def extend(
             revision=revision,
             **parameters,
         )
-    place = output_of(plan, out, None if isinstance(model, Plan) else method)
+    place = output_of(plan, out)
     for_folders = link_weights or reading or include
     if for_folders and isinstance(plan.source, GgufModel):
         options = ", ".join(map(argument, ("link_weights", "reading", "include")))
@@ -208,18 +207,11 @@ def extend(
         return Extension(folder, plan, made)
 
 
-def output_of(
-    plan: Plan, out: str | Path | None, method: object = None, recipe: str = ""
-) -> Path:
+def output_of(plan: Plan, out: str | Path | None, recipe: str = "") -> Path:
     """The file or folder to write: ``out``, or one named after model, method, target and recipe."""
     if out is not None:
         return Path(out)
-    label = (
-        method_label(str(method))
-        if isinstance(method, str | Path)
-        else plan.method.name
-    )
-    parts = label, short_length(plan.target), recipe
+    parts = plan.method.name, short_length(plan.target), recipe
     if isinstance(plan.source, GgufModel):
         return Path(f"{default_folder(plan.source.file.stem, *parts)}.gguf")
     return default_folder(plan.source.name, *parts)

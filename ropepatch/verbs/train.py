@@ -43,7 +43,7 @@ def train(
     *,
     recipe: str | Path | Recipe,
     to: Length | None = None,
-    method: str | Path | None = None,
+    method: str | None = None,
     text: str | Path | None = None,
     field: str = "text",
     split: str = "train",
@@ -70,7 +70,7 @@ def train(
         recipe: A name from `ropepatch recipes`, or a YAML file. distil needs no text: the model teaches
             itself.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe.
-        method: A scaling from `ropepatch methods`, or a scaling file. Default: that of the recipe.
+        method: A scaling from `ropepatch methods`. Default: that of the recipe.
         text: Train on this text instead of that of the recipe: a text, JSONL, CSV or Parquet file, a folder
             of text and JSONL files, a `datasets` id, or a dataset saved with `datasets`.
         field: The column or key that contains the text of a document.
@@ -132,7 +132,7 @@ def train(
     if settings.distil is not None and settings.distil.auto_size:
         settings, note = sized(settings, plan)
         say(note)
-    place = output_of(plan, out, method, named)
+    place = output_of(plan, out, named)
     run = Run(plan, settings, absolute(place), include, command, say, progress)
     checks: list[Callable[[], object]] = [run.check, partial(check_place, place)]
     if reading:

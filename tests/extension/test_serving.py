@@ -15,7 +15,6 @@ from engine_rules import RULES, by_yarn, plain, yarn
 from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
 from methods import applied
-from scaling_files import write_scaling
 from tiny_models import tiny_config
 from transformers import PreTrainedConfig
 
@@ -176,13 +175,6 @@ def test_the_command_for_a_hub_model_names_its_commit(
         served = serving(plan, "mlx-lm")
         assert f"--revision {plan.source.revision}" in served.commands[0]
         assert made_by(served, tmp_path, run_here) == data(plan)
-
-
-def test_a_method_file_is_printed_with_its_parameters(tmp_path):
-    plan = ropepatch.plan("tiny", to="4x", method="ntk-mixed")
-    write_scaling(tmp_path / "mine.json", plan.method, plan.config.rope, plan.target)
-    by_file = ropepatch.plan("tiny", method=str(tmp_path / "mine.json"))
-    assert serving(by_file, "mlx-lm").commands == serving(plan, "mlx-lm").commands
 
 
 def test_a_partly_supported_checkpoint_has_the_note_of_the_engine():
