@@ -34,7 +34,7 @@ from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import plan
 from ropepatch.probing.judging import Judgement
-from ropepatch.report.plots.changes import figures_of_plans
+from ropepatch.report.plots.changes import plot_effective_distances, plot_wavelengths
 from ropepatch.report.plots.style import save_figure
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
@@ -56,7 +56,9 @@ def concept_figures() -> dict[str, str]:
         plan("tiny", to="4x", method=name)
         for name in ("linear", "ntk", "yarn", "self-extend")
     ]
-    drawn = figures_of_plans(plans) | plot_encoding_gallery()
+    drawn = plot_encoding_gallery() | {"distances": plot_effective_distances(plans)}
+    for plan_of in plans[:3]:
+        drawn[f"wavelengths-{plan_of.method.name}"] = plot_wavelengths(plan_of)
     return {name: svg(drawn[name]) for name in CONCEPTS}
 
 

@@ -233,9 +233,9 @@ MAX_NUMBER = 1e12  # of a number in a formula: beyond it powers overflow
 Entry = TypeVar("Entry")
 Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(gt=0, lt=2**63)]
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
+Whole = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 AboveOne = Annotated[Number, Field(gt=1)]
 FromOne = Annotated[Number, Field(ge=1)]
 Amount = Annotated[Number, Field(gt=0)]

@@ -93,6 +93,7 @@ def command(
             name=made.name,
             group=group,
             help=made.description,
+            usage=made.usage,
             help_epilogue=f"Examples:\n{examples}",
         )
         return made
@@ -128,6 +129,18 @@ class Command:
         paragraphs = "\n\n".join(filter(None, texts)).split("\n\n")
         joined = [" ".join(paragraph.split()) for paragraph in paragraphs]
         return self.in_options("\n\n".join(joined))
+
+    @property
+    def usage(self) -> str | None:
+        """The usage with a name for what may be left out, which cyclopts calls ARGS; None without any."""
+        places = [one for one in self.parameters if _is_positional(one)]
+        if all(one.default is one.empty for one in places):
+            return None
+        names = [
+            _written(one) if one.default is one.empty else f"[{_written(one)}]"
+            for one in places
+        ]
+        return f"Usage: ropepatch {self.name} [OPTIONS] {' '.join(names)}"
 
     @cached_property
     def docstrings(self) -> list[str]:

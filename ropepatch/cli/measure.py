@@ -13,7 +13,7 @@ from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text, screen_width
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.processes import is_first
-from ropepatch.progress import say_on_stderr, warn_on_stderr
+from ropepatch.progress import warn_on_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,45 +112,21 @@ def _command(model: str, to: str, method: str, asked: dict[str, Any]) -> str:
 @command(
     GROUP,
     """\
-  ropepatch plot results --out figures
-  ropepatch plot llama-2-7b --to 4x --methods yarn,self-extend""",
+  ropepatch plot results --out figures""",
 )
-def plot(
-    results: list[str],
-    *,
-    to: str | None = None,
-    methods: list[str] | None = None,
-    out: str = "figures",
-) -> None:
-    """Draw results, or the change of RoPE frequencies by methods.
+def plot(results: list[str], *, out: str = "figures") -> None:
+    """Draw results.
 
     Args:
-        results: A folder of `ropepatch eval --out`, or files of it; or a model, with `to`.
-        to: Draw how methods would change a model for this target length, 32k or 4x; nothing is measured.
-        methods: With `to`: names separated by commas, all, or remappings. Default: yarn.
+        results: A folder of `ropepatch eval --out`, or files of it.
         out: The folder to write.
     """
     from ropepatch.files import absent, new_folder
     from ropepatch.report.plots.lines import figures
     from ropepatch.report.plots.style import save_figure
 
-    if to is None and methods:
-        raise RopepatchError(
-            f"{argument('methods')} needs {argument('to')}",
-            hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
-        )
-    if to is None:
-        measured = [one for name in results for one in ropepatch.read_results(name)]
-        drawn = figures(measured)
-    else:
-        from ropepatch.evaluation.measuring import participants
-        from ropepatch.model.checkpoint import Checkpoint
-        from ropepatch.report.plots.changes import figures_of_plans
-        from ropepatch.settings import listed
-
-        source, named = Checkpoint.find(results[0]), listed(methods or "yarn")
-        chosen = participants(source, named, to=to, say=say_on_stderr)
-        drawn = figures_of_plans([plan for _, plan in chosen])
+    measured = [one for name in results for one in ropepatch.read_results(name)]
+    drawn = figures(measured)
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
     Final,
     Literal,
@@ -24,15 +23,7 @@ from typing import (
 )
 
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +51,9 @@ from ropepatch.model.weights import (
     read_headers,
     sha256,
 )
-from ropepatch.settings import HUB_NAME, Length, refusal, shown
+from ropepatch.settings import HUB_NAME, Count, Length, refusal, shown
+from ropepatch.settings import Number as Number
+from ropepatch.settings import Whole as Whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,20 +61,8 @@ if TYPE_CHECKING:
 CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for transformers
 RECORD = "ropepatch.json"
 RECORD_VERSION: Final = 1  # of the layout; older records have no version
-# Of numbers: larger ones are implausible, and may overflow a float
-MAX_RECORDED = 2**63
 
-Text = StrictStr
-
-Whole = Annotated[StrictInt, Field(ge=0, lt=MAX_RECORDED)]
-
-Tokens = Annotated[StrictInt, Field(ge=1, lt=MAX_RECORDED)]
-
-Number = (
-    Annotated[StrictInt, Field(gt=-MAX_RECORDED, lt=MAX_RECORDED)]
-    | Annotated[StrictFloat, Field(allow_inf_nan=False)]
-)
-
+Text, Tokens = StrictStr, Count
 Keys = dict[Text, Any]  # free-form values
 
 

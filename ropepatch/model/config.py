@@ -628,7 +628,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     table = stock_table(config, site, beyond_switch=True)
     window = _window(config, parameters)
     inv_freq, a = table
-    theta, d = parameters["rope_theta"], 2 * len(inv_freq)
+    theta, d = float(parameters["rope_theta"]), 2 * len(inv_freq)
     if alpha := parameters.get("alpha"):  # HunYuan: NTK-aware with a fixed factor
         theta *= alpha ** (d / (d - 2))
     plain = Rope(d, theta, window)
@@ -720,7 +720,7 @@ class StatedRope(ABC):
         """The RoPE parameters, with the original context length that the user gave."""
         if (window := self.original_window) is None:
             return self.stated_rope
-        return self.stated_rope.model_copy(update={ORIGINAL: window})
+        return replace(self.stated_rope, original_max_position_embeddings=window)
 
     @cached_property
     def window(self) -> int:
@@ -985,7 +985,7 @@ class Config(StatedRope):
         rope = read_rope(self.text, self.site)
         check_table_rules(self.text, self.site)
         if stated := self.tied_yarn:
-            return Rope(rope.rotary_dim, stated["rope_theta"], stated[ORIGINAL])
+            return Rope(rope.rotary_dim, float(stated["rope_theta"]), stated[ORIGINAL])
         return rope
 
     @cached_property

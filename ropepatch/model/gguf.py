@@ -196,7 +196,8 @@ class GgufModel(StatedRope):
         now = self.gguf_rope.frequencies(d)
         if same_frequencies(GgufRope(base).frequencies(d), now):
             return Rope(d, base, self.length)
-        return Rope(d, base, self.length, now.inv_freq.tolist(), now.attention_factor)
+        carried = tuple(now.inv_freq.tolist())
+        return Rope(d, base, self.length, carried, now.attention_factor)
 
     def candidates(
         self, scaling: Scaling, by_options: bool = False

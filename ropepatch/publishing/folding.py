@@ -114,7 +114,7 @@ def _check(source: Checkpoint) -> None:
 
 def _plan(source: Checkpoint) -> Plan:
     """Plan no further scaling, with an attention factor of 1; L is the present context length."""
-    rope = source.config.rope.model_copy(update={"carried_attention_factor": 1.0})
+    rope = replace(source.config.rope, carried_attention_factor=1.0)
     config = replace(source.config, scaled_rope=rope)
     return plan_by(
         InMemory(source.name, source.revision, config),

@@ -7,12 +7,9 @@ from typing import Any
 from ropepatch.scaling import dynamic, powers, ramps, reshaped, searched
 from ropepatch.scaling.ramps import YaRN
 from ropepatch.scaling.rope import METHODS, Scaling
-from ropepatch.scaling.searched import CustomDivisors, LongRoPESwitch
 
 __all__ = [
     "METHODS",
-    "CustomDivisors",
-    "LongRoPESwitch",
     "Scaling",
     "YaRN",
     "formulas",

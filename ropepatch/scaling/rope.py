@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, final
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.settings import MAX_NUMBER, FromOne, Named, Registry, Settings, shown
+from ropepatch.settings import MAX_NUMBER, FromOne, Named, Registry, shown
 
 ORIGINAL = "original_max_position_embeddings"  # the key of L in rope_parameters
 STOPPED = 1e30  # the divisor of a pair that does not rotate: JSON has no infinity, and cos is 1 all the same
@@ -43,7 +44,8 @@ class Frequencies(NamedTuple):
         return distance
 
 
-class Rope(Settings):
+@dataclass(frozen=True)
+class Rope:
     """The RoPE parameters of one model.
 
     Args:
@@ -57,32 +59,12 @@ class Rope(Settings):
     rotary_dim: int
     rope_theta: float
     original_max_position_embeddings: int
-    carried: tuple[Any, ...] | None = None
+    carried: tuple[float, ...] | None = None
     carried_attention_factor: float = 1.0
 
-    def __init__(
-        self,
-        rotary_dim: int,
-        rope_theta: float,
-        original_max_position_embeddings: int,
-        carried: Sequence[float] | None = None,
-        carried_attention_factor: float = 1.0,
-    ) -> None:
-        super().__init__(
-            rotary_dim=rotary_dim,
-            rope_theta=rope_theta,
-            original_max_position_embeddings=original_max_position_embeddings,
-            carried=carried,
-            carried_attention_factor=carried_attention_factor,
-        )
-
-    def check(self) -> None:
-        """Raise a `RopepatchError` if the parameters are invalid."""
-        d, b, window = (
-            self.rotary_dim,
-            self.rope_theta,
-            self.original_max_position_embeddings,
-        )
+    def __post_init__(self) -> None:
+        d, b = self.rotary_dim, self.rope_theta
+        window = self.original_max_position_embeddings
         if d % 2 or (d < 2 and self.carried != ()):
             raise RopepatchError(
                 f"rotary dimension must be even and at least 2, got {d}",
@@ -104,7 +86,7 @@ class Rope(Settings):
             raise RopepatchError(
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
-        if not all(map(_is_frequency, self.carried)):
+        if not all(0 <= frequency < math.inf for frequency in self.carried):
             raise RopepatchError(
                 f"the frequencies of RoPE must be finite and at least 0, got {self.carried}",
                 hint="check the factors in the model's rope_parameters",
@@ -165,10 +147,6 @@ class Rope(Settings):
         if not self.is_scaled:
             return self._plain(rope_theta)
         return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()
-
-
-def _is_frequency(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def divisors(before: Tensor, after: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
     text = run_here(command, "--help").stdout
     usage, _, examples = text.partition("Examples:")
     assert f"\n  ropepatch {command}" in examples
+    assert "[ARGS]" not in usage
     assert "eval/" not in text  # a folder that pip does not install
     found = {
         one.name: one
@@ -233,14 +234,6 @@ def test_eval_reuses_the_results_of_a_suite(tmp_path, run_here):
     assert drawn.returncode == 0, drawn.stderr
     names = {file.suffix for file in (tmp_path / "figures").iterdir()}
     assert names == {".png", ".svg"}
-
-
-def test_plot_draws_methods_and_warns_about_those_left_out(tmp_path, run_here):
-    line = ("plot", "tiny", "--to", "4x", "--methods", "yarn,remappings")
-    done = run_here(*line, cwd=tmp_path)
-    assert (done.returncode, "warning: without string: " in done.stderr) == (0, True)
-    names = {file.stem for file in (tmp_path / "figures").iterdir()}
-    assert names == {"distances", "wavelengths-yarn"}
 
 
 # Output

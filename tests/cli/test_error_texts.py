@@ -125,7 +125,6 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("eval src --suite demo", None, "--text is missing"),
     ("eval tiny --suite demo --field body", None, "--field and --split need --text"),
     ("eval tiny --dtype int8", None, "no dtype 'int8' of weights"),
-    ("plot tiny --methods yarn", None, "--methods needs --to"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Output that cannot be printed, and control characters in log lines."""
 
 import logging
+import shlex
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,9 @@ ESCAPED = r"model.\x1b]0;owned\x07\x9bx"
 
 @pytest.mark.slow
 def test_a_command_without_any_stream_still_writes_its_file(tmp_path):
-    line = f"{sys.executable} -m ropepatch explore --no-tiny --out page.html"
+    line = (
+        f"{shlex.quote(sys.executable)} -m ropepatch explore --no-tiny --out page.html"
+    )
     closed = ["bash", "-c", f"{line} >&- 2>&- <&-"]
     done = subprocess.run(closed, cwd=tmp_path, check=False)
     assert done.returncode == 0

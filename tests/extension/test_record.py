@@ -72,7 +72,7 @@ def test_no_path_of_this_machine_is_written(record, tmp_path):
 
 def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path):
     write(tmp_path, record)
-    with pytest.raises(RopepatchError, match="target must be greater than or equal"):
+    with pytest.raises(RopepatchError, match="target must be greater than 0"):
         amend(tmp_path, target=0)
     assert read(tmp_path) == record
 

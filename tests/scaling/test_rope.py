@@ -11,17 +11,10 @@ from ropepatch.scaling.rope import Rope
 @pytest.mark.parametrize(
     "numbers",
     [
-        *((d, 1e4, 4096) for d in (-2, 0, 1, 127, "x", 64.0)),
-        *(
-            (128, base, 4096)
-            for base in (1.0, 0.0, -1e4, math.inf, math.nan, None, "x")
-        ),
-        *((128, 1e4, window) for window in (1, 0, -1, "64", 10**300)),
-        *(
-            (4, 1e4, 64, carried)
-            for carried in ((1.0, 0.1, 0.01), (1.0, math.nan), (1.0, "x"), 3.0)
-        ),
-        (4, 1e4, 64, None, "x"),
+        *((d, 1e4, 4096) for d in (-2, 0, 1, 127)),
+        *((128, base, 4096) for base in (1.0, -1e4, math.inf, math.nan)),
+        *((128, 1e4, window) for window in (1, -1, 10**300)),
+        *((4, 1e4, 64, carried) for carried in ((1.0, 0.1, 0.01), (1.0, math.nan))),
     ],
     ids=str,
 )

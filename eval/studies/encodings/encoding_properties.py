@@ -367,7 +367,7 @@ def _reach(kind: type[Encoding], query: Tensor, key: Tensor) -> int:
 def _on_a_grid(kind: type[Encoding]) -> Tensor:
     """The scores [layers, B, H, T] of a query within the last row, with itself and all places before."""
     half = SHAPE.head_dim // 2
-    rope = SHAPE.rope.model_copy(update={"rotary_dim": half})
+    rope = replace(SHAPE.rope, rotary_dim=half)
     shape = replace(SHAPE, head_dim=half, hidden_size=SHAPE.hidden_size // 2, rope=rope)
     places = torch.cartesian_prod(*map(torch.arange, GRID))[: 1 - GRID[1] // 2]
     scores = []
