@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from checkpoint_folders import write_checkpoint
@@ -50,7 +49,7 @@ for line, (code, heaviest, _) in json.loads(sys.argv[1]).items():
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
+def checkpoint(tmp_path_factory):
     folder = write_checkpoint(
         tmp_path_factory.mktemp("source") / "tiny-llama", by_bytes=True
     )

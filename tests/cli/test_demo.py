@@ -23,14 +23,14 @@ NEAR = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """The folder of the demo; in CI it runs before the tests, with only the packages of a new user."""
     before = os.environ.get("ROPEPATCH_DEMO")
     return Path(before).resolve() if before else tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
-def done(folder) -> subprocess.CompletedProcess[str]:
+def done(folder):
     """The demo as a new user runs it, once for this file."""
     line = [sys.executable, "-m", "ropepatch", "demo", "--out", "out"]
     if (folder / "done").exists():

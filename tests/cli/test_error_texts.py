@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import datasets
 import huggingface_hub
@@ -30,16 +29,16 @@ RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'
 Damage = Callable[[Path], object]
 
 
-def config(**values) -> Damage:
+def config(**values):
     return lambda folder: edit_json(folder / "config.json", **values)
 
 
-def file(name: str, content: str | bytes) -> Damage:
+def file(name, content):
     data = content.encode() if isinstance(content, str) else content
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def gguf_file(folder: Path) -> None:
+def gguf_file(folder):
     write_gguf(folder / "a.gguf", "qwen3")
 
 
@@ -129,7 +128,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
 
 
 @pytest.fixture
-def here(template, tmp_path, monkeypatch, capsys) -> Path:
+def here(template, tmp_path, monkeypatch, capsys):
     """An empty folder with a sound checkpoint in `src`, and something in `there`."""
     shutil.copytree(template, tmp_path / "src")
     (tmp_path / "there").mkdir()
@@ -144,8 +143,8 @@ def here(template, tmp_path, monkeypatch, capsys) -> Path:
     return tmp_path
 
 
-def raising(error: BaseException) -> Callable[..., None]:
-    def fail(*arguments: object, **options: object) -> None:
+def raising(error):
+    def fail(*arguments, **options):
         raise error
 
     return fail
@@ -197,7 +196,7 @@ def test_an_unexpected_os_error_is_one_line_with_its_path(
 def test_the_exit_code_of_probe_follows_its_verdict(
     verdict, code, here, monkeypatch, run_here
 ):
-    reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
+    reading = SimpleNamespace(positions=(), beyond=[], window=64)
     judgement = Judgement(verdict, "why", 0.0, 0.0, {})
     probed = Probed("http://x", "src", reading, judgement, ())
     monkeypatch.setattr("ropepatch.probing.asking.probe", lambda *_, **__: probed)

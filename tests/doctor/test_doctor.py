@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoint_folders import contents, edit_json
@@ -26,9 +25,7 @@ LLAMA_3_1, QWEN_3, YARN = (
 )
 
 
-def write(
-    folder: Path, name: str, *, model_max_length: int | None = None, **config: Any
-) -> Path:
+def write(folder, name, *, model_max_length=None, **config):
     """A folder with a published config.json and its tokenizer_config.json, both changed."""
     folder.mkdir(parents=True)
     entry = CONFIGS[name]
@@ -126,7 +123,7 @@ def test_only_a_repair_of_config_json_removes_the_verification(
 
 
 @pytest.fixture
-def repairable(tmp_path) -> Path:
+def repairable(tmp_path):
     """A checkpoint folder whose tokenizer stops early, with other files."""
     source = write(tmp_path / "model", QWEN_3, model_max_length=4096)
     for name in ("modeling_x.py", "pytorch_model.bin", ".gitattributes"):

@@ -23,16 +23,16 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
-def folder(template, tmp_path) -> Path:
+def folder(template, tmp_path):
     return Path(shutil.copytree(template, tmp_path / "model"))
 
 
 @pytest.fixture
-def sharded(shards, tmp_path) -> Path:
+def sharded(shards, tmp_path):
     return Path(shutil.copytree(shards, tmp_path / "model"))
 
 
-def codes(folder: Path, *, measure: bool = False) -> list[str]:
+def codes(folder, *, measure=False):
     return [
         one.code
         for one in diagnose(folder, measure=measure).findings
@@ -43,15 +43,15 @@ def codes(folder: Path, *, measure: bool = False) -> list[str]:
 # --- weights --------------------------------------------------------------------------------------------
 
 
-def index(folder: Path) -> dict[str, str]:
+def index(folder):
     return json.loads((folder / INDEX).read_text())["weight_map"]
 
 
-def placed(folder: Path, change) -> None:
+def placed(folder, change):
     edit_json(folder / INDEX, weight_map=change(index(folder)))
 
 
-def other_index(content: str):
+def other_index(content):
     return lambda folder: (folder / INDEX).write_text(content)
 
 
@@ -241,7 +241,7 @@ def test_pickled_weights_are_reported_and_missing_weights_are_no_finding(folder)
 
 
 @pytest.fixture
-def adapter(folder, tmp_path) -> Path:
+def adapter(folder, tmp_path):
     """An adapter as `fine_tune` saves it after training with YaRN at 256 tokens."""
     plan = ropepatch.plan(folder, to=256)
     record = plan.to_dict() | {"base_weights": fingerprint(read_headers(folder))}

@@ -18,7 +18,7 @@ from ropepatch.model.config import Config
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Values = dict[str, Any]
-CONFIGS: dict[str, Facts] = {
+CONFIGS = {
     entry["name"]: Facts(Config(entry["config"]), entry.get("tokenizer") or {})
     for entry in PUBLISHED
 }
@@ -59,7 +59,7 @@ NO_FACTOR = {"*/attention_factor": ..., "*/short_mscale": ..., "*/long_mscale": 
 # A code and its severity, a configuration, what fires the rule, a near change that does not, and the repair.
 # Changes are by JSON pointer within config.json (model_max_length: of the tokenizer); * means every scaling,
 # and `...` removes a key.
-TABLE: list[tuple[Any, ...]] = [
+TABLE = [
     ("theta-lost error", CODE, {THETA: None}),
     ("theta-lost error", LLAMA_3_1, {THETA: ...}),
     ("theta-lost error", YARN, {THETA: None}, {}, {THETA: 20000.0}),
@@ -240,7 +240,7 @@ TABLE: list[tuple[Any, ...]] = [
 ]
 
 
-def scaled(config: dict[str, Any]) -> list[dict[str, Any]]:
+def scaled(config):
     text = config.get("text_config", config)
     ropes = [text.get(key) for key in (NEWER, OLDER)]
     plain = (None, "default", "mrope")
@@ -251,13 +251,13 @@ def scaled(config: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def changed(facts: Facts, values: Values) -> Facts:
+def changed(facts, values):
     """A copy of the files with the values of JSON pointers changed, as in the table."""
     config, tokenizer = copy.deepcopy(facts.raw), dict(facts.tokenizer)
     ropes = scaled(config)
     for pointer, value in values.items():
         *path, key = pointer.split("/")
-        holders: list[Any] = [tokenizer if key == LIMIT else config]
+        holders = [tokenizer if key == LIMIT else config]
         for step in path:
             holders = ropes if step == "*" else [holder[step] for holder in holders]
         for holder in holders:
@@ -268,7 +268,7 @@ def changed(facts: Facts, values: Values) -> Facts:
     return Facts(Config(config), tokenizer)
 
 
-def found(facts: Facts) -> set[tuple[str, str]]:
+def found(facts):
     return {(one.code, one.severity) for one in check(facts)}
 
 
@@ -354,7 +354,7 @@ def test_published_configs_of_earlier_years_have_no_errors_or_warnings():
 FULL = "full_attention"
 LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
 FAR = {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}
-LAGUNA: dict[str, Any] = {
+LAGUNA = {
     "model_type": "laguna",
     "layer_types": ["sliding_attention", FULL],
     "num_hidden_layers": 2,
@@ -417,7 +417,7 @@ def test_older_keys_are_added_only_if_transformers_computes_the_same(
 # --- the same rules in plans ----------------------------------------------------------------------------
 
 
-def warnings_of(folder, facts: Facts, **given: Any) -> str:
+def warnings_of(folder, facts, **given):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(facts.raw))
     return "\n".join(ropepatch.plan(folder, **given).warnings)

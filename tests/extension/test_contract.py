@@ -4,8 +4,7 @@ How remapped and swapped models are saved, restored and read in pieces is tested
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from tiny_models import (
     tiny_config,
     tiny_model,
 )
-from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 import ropepatch
@@ -49,13 +47,13 @@ class Case(NamedTuple):
     name: str
     options: Mapping[str, Any] = MappingProxyType({})
 
-    def __str__(self) -> str:
+    def __str__(self):
         return "-".join([self.model_type, self.name, *map(str, self.options.values())])[
             :60
         ]
 
 
-def first_supported(group: str) -> str | None:
+def first_supported(group):
     """The first supported architecture with this rotary module; None if all are rejected."""
     for model_type in FAMILIES[group]:
         if model_type not in NOT_YET and refusal(model_type) is None:
@@ -99,7 +97,7 @@ ONE_EACH = [
 ]
 
 
-def built(case: Case) -> Any:
+def built(case):
     model_type = (
         first_supported(case.model_type) if case.kind == "family" else case.model_type
     )
@@ -117,7 +115,7 @@ def built(case: Case) -> Any:
     return model
 
 
-def changed(model: nn.Module, case: Case) -> Any:
+def changed(model, case):
     if case.kind in ("remapping", "swap"):
         return put(model, case.name, **case.options)
     if case.kind == "family":
@@ -125,13 +123,13 @@ def changed(model: nn.Module, case: Case) -> Any:
     return ropepatch.patch(model, case.name, to="4x", **case.options)
 
 
-def handle_of(model: nn.Module, case: Case) -> Any:
+def handle_of(model, case):
     return {"remapping": mapped, "swap": swapped}.get(case.kind, ropepatch.active)(
         model
     )
 
 
-def configs(model: nn.Module) -> list[PreTrainedConfig]:
+def configs(model):
     return [
         one
         for part in model.modules()
@@ -141,7 +139,7 @@ def configs(model: nn.Module) -> list[PreTrainedConfig]:
 
 
 @torch.no_grad()
-def decoded(model: nn.Module) -> Tensor:
+def decoded(model):
     """Logits of the whole input, most of it computed token by token from the KV cache."""
     cache, steps, begin = None, [], 0
     for piece in IDS.split(PIECES, dim=1):
@@ -152,16 +150,14 @@ def decoded(model: nn.Module) -> Tensor:
     return torch.cat(steps, 1)
 
 
-def is_near(one: Tensor, other: Tensor) -> bool:
+def is_near(one, other):
     return apart(one, other) < 1e-4 * max(1.0, other.abs().max().item())
 
 
 # The checks
 
 
-def a_patched_model_equals_its_reload_and_removal_restores_it(
-    case: Case, folder: Path
-) -> None:
+def a_patched_model_equals_its_reload_and_removal_restores_it(case, folder):
     """Bit-identical; results with and without the KV cache agree."""
     model = built(case)
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
@@ -188,7 +184,7 @@ def a_patched_model_equals_its_reload_and_removal_restores_it(
         assert torch.equal(logits(model, IDS), once)
 
 
-def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> None:
+def a_written_checkpoint_equals_the_patched_model(case, folder):
     """The output of `extend`, loaded by stock transformers."""
     model = built(case)
     model.save_pretrained(folder / "source")
@@ -207,7 +203,7 @@ def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> N
     assert case.name == "dynamic" or verdict.difference == 0
 
 
-def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
+def an_adapter_trains_and_merges(case, folder):
     """An adapter added before or after the change gives the same model."""
     model = built(case)
     handle = changed(model, case)
@@ -225,7 +221,7 @@ def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
     assert handle.in_force
 
 
-def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
+def older_and_newer_keys_give_the_same_model(case, folder):
     """Stock transformers, with config.json containing only the older or only the newer keys."""
     config = tiny_config("llama")
     made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
@@ -239,9 +235,7 @@ def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
         assert read.max_position_embeddings == (64 if case.name == "dynamic" else 256)
 
 
-def a_copy_and_a_pickle_are_independent_of_the_original(
-    case: Case, folder: Path
-) -> None:
+def a_copy_and_a_pickle_are_independent_of_the_original(case, folder):
     for twin_of in (copy.deepcopy, pickled):
         model = built(case)
         before, handle = logits(model, IDS), changed(model, case)
@@ -253,7 +247,7 @@ def a_copy_and_a_pickle_are_independent_of_the_original(
         assert twin.config.to_dict() == model.config.to_dict()
 
 
-def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
+def default_dtype_and_device_change_nothing(case, folder):
     model = built(case)
     with changed(model, case):
         expected = logits(model, IDS)
@@ -266,7 +260,7 @@ def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
     assert torch.equal(logits(model, IDS), expected)
 
 
-CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
+CHECKS = {
     a_patched_model_equals_its_reload_and_removal_restores_it: [
         *(SCALINGS + GIVEN + GROWING + OTHERS + COMPOSITES)
     ],
@@ -282,7 +276,7 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
 WRITTEN = {"gemma3_text", "deepseek_v3", "llama", "ministral3", "qwen3_vl"}
 
 
-def is_rare(check: Callable[[Case, Path], None], case: Case) -> bool:
+def is_rare(check, case):
     """Whether a case runs in the sweep."""
     if check is a_written_checkpoint_equals_the_patched_model:
         return case.model_type not in WRITTEN

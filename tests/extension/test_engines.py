@@ -3,8 +3,7 @@
 import functools
 import json
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import second_transformers
 import torch
 from checkpoint_folders import write_checkpoint
 from engine_rules import RULES, SWITCHES, Reading, plain, transformers_4
-from installed import Answers, read_by
+from installed import read_by
 from methods import GEOMETRIES, applied, example
 from readme import README
 from second_transformers import ACROSS, STEPS, TARGET, WINDOW, read, tokens
@@ -24,10 +23,8 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.changes import Source
 from ropepatch.extension.engines import (
     PROBED,
-    Engine,
     WrittenRope,
     engine_support,
     support,
@@ -41,7 +38,7 @@ from ropepatch.scaling.rope import Rope
 LLAMA_2 = GEOMETRIES["llama-2"]
 RISING = tuple(1 + i / 16 for i in range(64))
 # Parameters that change how an engine supports a method.
-SETTINGS: list[tuple[str, dict[str, Any]]] = [
+SETTINGS = [
     ("yarn", {"attention_factor": 1.0}),
     ("yarn", {"attention_factor": 1.1387}),  # the usual one is 1.13863
     ("yarn", {"truncate": False, "attention_factor": 0.8}),
@@ -71,7 +68,7 @@ SCALED = {
 }
 
 
-def llama(rope: Rope, **rope_parameters: Any) -> InMemory:
+def llama(rope, **rope_parameters):
     """A LLaMA with these RoPE parameters."""
     parameters = {"rope_type": "default", "rope_theta": rope.rope_theta}
     config = tiny_config(
@@ -86,7 +83,7 @@ def llama(rope: Rope, **rope_parameters: Any) -> InMemory:
     return InMemory.of(config)
 
 
-def planned(model: Source, method: str, times: float = 4.0, **parameters: Any) -> Plan:
+def planned(model, method, times=4.0, **parameters):
     """A plan for this multiple of the original context length; parameters may set another factor."""
     config = model.config
     scaling = example(method, config.rope.num_pairs, times)
@@ -95,22 +92,20 @@ def planned(model: Source, method: str, times: float = 4.0, **parameters: Any) -
     return plan_by(model, scaling, int(times * config.window))
 
 
-def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
+def same(ours, theirs):
     """Equal to 1e-6; a pair below 1e-20 radians per token counts as not rotating."""
     ours, theirs = (np.where(row < 1e-20, 0, row) for row in (ours, theirs))
     return np.allclose(theirs, ours, rtol=1e-6, atol=0)
 
 
-def transformers_5(
-    config: dict[str, Any], length: int, served: int | None = None
-) -> Reading:
+def transformers_5(config, length, served=None):
     """Compute with stock transformers."""
     module = LlamaRotaryEmbedding(LlamaConfig(**config))
     module(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))
     return Reading(module.inv_freq.double().numpy(), module.attention_scaling)
 
 
-def check_support(stated: Engine, plan: Plan) -> None:
+def check_support(stated, plan):
     """The statement about an engine is what its rule gives."""
     engine = stated.engine
     rule = ({"transformers 5.x": transformers_5} | RULES)[engine]
@@ -152,7 +147,7 @@ def check_support(stated: Engine, plan: Plan) -> None:
         assert (text in stated.note) == needed, (text, stated.note)
 
 
-def check(plan: Plan) -> None:
+def check(plan):
     assert [line.engine for line in plan.engines] == ["transformers 5.x", *RULES]
     for line in plan.engines:
         check_support(line, plan)
@@ -190,7 +185,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[Run]:
+def runs(tmp_path_factory):
     """One of every method for one small random LLaMA."""
     root = tmp_path_factory.mktemp("engines")
     source = Checkpoint(write_checkpoint(root / "source"))
@@ -204,7 +199,7 @@ def runs(tmp_path_factory) -> list[Run]:
 
 
 @torch.inference_mode()
-def patched(model: Any, plan: Plan, length: int) -> Tensor:
+def patched(model, plan, length):
     """The logits with the frequencies of this length."""
     ids = tokens(model.config.vocab_size)[:, :length]
     static = plan.method.at(plan.config.rope, length)
@@ -212,7 +207,7 @@ def patched(model: Any, plan: Plan, length: int) -> Tensor:
         return model(ids, use_cache=False).logits[0]
 
 
-def agrees(answers: dict[str, Tensor], right: dict[int, Tensor]) -> bool:
+def agrees(answers, right):
     """Whether an engine gives the measured logits, at once and token by token."""
     pairs = [
         (answers["window"], right[WINDOW]),
@@ -222,7 +217,7 @@ def agrees(answers: dict[str, Tensor], right: dict[int, Tensor]) -> bool:
     return all(apart(one, other) < 1e-5 * other.abs().max() for one, other in pairs)
 
 
-def check_run(engine: str, script: ModuleType, runs: list[Run], place: Path) -> Answers:
+def check_run(engine, script, runs, place):
     """An engine gives the measured logits exactly where the plan states "yes"."""
     folders = [run.folder for run in runs]
     answers = read_by(Path(str(script.__file__)), script.PACKAGES, folders, place)
@@ -232,7 +227,7 @@ def check_run(engine: str, script: ModuleType, runs: list[Run], place: Path) -> 
     return answers
 
 
-def reads_of(engine: str, plan: Plan) -> str:
+def reads_of(engine, plan):
     """The support of a plan that it states for an engine."""
     return next(line.reads for line in plan.engines if line.engine == engine)
 
@@ -255,7 +250,7 @@ def test_mlx_lm_computes_what_the_plan_states(runs, tmp_path):
     check_run("mlx-lm", second_mlx, runs, tmp_path)
 
 
-def rows(study: str) -> list[dict[str, Any]]:
+def rows(study):
     """The results of a study."""
     file = README.parent / "eval" / "results" / f"{study}.json"
     return [row for row in json.loads(file.read_text())["rows"] if "asked" not in row]
@@ -275,14 +270,14 @@ WRITTEN = {
 
 
 @functools.cache
-def stated_for(kind: str, part: str, whole: str) -> dict[str, str]:
+def stated_for(kind, part, whole):
     parameters = {"rope_type": kind, "rope_theta": 10000.0} | WRITTEN[kind]
     lines = engine_support(parameters, LLAMA_2, 16384, part, whole)
     return {line.engine: line.reads for line in lines}
 
 
 @functools.cache
-def part_of(whole: str) -> str:
+def part_of(whole):
     """The type of a model's language model."""
     return CONFIG_MAPPING[whole]().get_text_config(decoder=True).model_type
 

@@ -86,5 +86,5 @@ def test_the_readme_lists_exactly_the_supported_and_unsupported_types():
     assert block("families") == table
 
 
-def cell(reason: str) -> str:
+def cell(reason):
     return reason.split(" is not supported: ")[-1].replace("|", "\\|")

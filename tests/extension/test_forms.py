@@ -1,7 +1,6 @@
 """The `rope_parameters` of a plan, from which stock transformers computes the frequencies of its method."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,14 +9,14 @@ from stock_ropes import stock_table
 from transformers import LlamaConfig
 
 import ropepatch
-from ropepatch.scaling import METHODS, Scaling, make_scaling
+from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
 
 LLAMA_2 = GEOMETRIES["llama-2"]
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
 
-def planned(scaling: Scaling, rope: Rope = LLAMA_2, **stated: Any) -> ropepatch.Plan:
+def planned(scaling, rope=LLAMA_2, **stated):
     """A plan for a stock Llama with this RoPE, or with what is stated of it."""
     sizes = {
         "num_attention_heads": 1,

@@ -3,7 +3,6 @@
 import math
 import re
 from contextlib import suppress
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -13,14 +12,13 @@ from gguf_files import BASE, DIM, TARGET, WINDOW, write_gguf
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.planning import Plan
 from ropepatch.extension.serving import serving
 from ropepatch.scaling import make_scaling
 
 OF_READER = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"}
 
 
-def read(path: Path) -> tuple[dict, dict]:
+def read(path):
     """All keys and tensors of a file, from the gguf package."""
     reader = gguf.GGUFReader(path)
     keys = {
@@ -34,7 +32,7 @@ def read(path: Path) -> tuple[dict, dict]:
     }
 
 
-def computed(path: Path, position: int) -> np.ndarray:
+def computed(path, position):
     """cos and sin of every pair at a position as llama.cpp's CPU computes them: [D/2, 2].
 
     From ggml's rope and llama.cpp's context, b11434: in float32, one pair after the other.
@@ -81,14 +79,14 @@ def computed(path: Path, position: int) -> np.ndarray:
     return np.array(rows)
 
 
-def expected(plan: Plan, position: int) -> np.ndarray:
+def expected(plan, position):
     """The same, computed from the scaling."""
     inv_freq, a = plan.method.frequencies(plan.source.config.rope)
     angles = position * inv_freq.double()
     return torch.stack([angles.cos() * a, angles.sin() * a], dim=1).numpy()
 
 
-def check(file: Path, plan: Plan, positions=(1, 100, 511), atol=2e-4) -> None:
+def check(file, plan, positions=(1, 100, 511), atol=2e-4):
     """llama.cpp computes the plan's RoPE from a file."""
     for position in positions:
         ours, theirs = expected(plan, position), computed(file, position)

@@ -19,9 +19,9 @@ LOCAL = [
 
 
 @pytest.fixture
-def attempts(monkeypatch) -> list[object]:
+def attempts(monkeypatch):
     """All uses of the network, which is blocked although the Hub is switched on."""
-    made: list[object] = []
+    made = []
 
     def refuse(*arguments, **options):
         made.append(arguments[:2])

@@ -1,16 +1,12 @@
 """Models without a language model head or without RoPE, draft models, and remote code."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from oldest import needs
 from tiny_models import tiny_config, tiny_model
-from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -19,7 +15,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.card.writing import card_text, read_folder
 
 
-def written(folder: Path, method: str, to: str = "4x") -> tuple[Path, dict[str, Any]]:
+def written(folder, method, to="4x"):
     """An extended copy of a checkpoint, and its record."""
     out = folder.parent / f"{folder.name}-out"
     ropepatch.extend(folder, out, to=to, method=method, reading=False)
@@ -27,13 +23,12 @@ def written(folder: Path, method: str, to: str = "4x") -> tuple[Path, dict[str, 
 
 
 @torch.inference_mode()
-def hidden_states(model: PreTrainedModel) -> torch.Tensor:
+def hidden_states(model):
     torch.manual_seed(0)
     ids, positions = torch.randint(40, (1, 9)), torch.arange(9)[None] * 20
-    states: torch.Tensor = model.base_model(
+    return model.base_model(
         ids, position_ids=positions, attention_mask=torch.ones_like(ids)
     ).last_hidden_state
-    return states
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_a_model_with_another_head_has_its_planned_hidden_states(name, tmp_path)
     assert not torch.allclose(before, hidden_states(reloaded), atol=1e-4)
 
 
-VERBS: list[Callable[..., Any]] = [
+VERBS = [
     lambda model: ropepatch.evaluate(model, text="stories.txt"),
     lambda model: ropepatch.compare(model, to="2x", text="stories.txt"),
     lambda model: ropepatch.train(model, recipe="tiny", to="2x"),
@@ -93,7 +88,7 @@ def test_a_hybrid_without_rope_gets_only_the_longer_length(
     assert after.items() >= (before | longer).items()
 
 
-def renamed(folder: Path, **keys: Any) -> Path:
+def renamed(folder, **keys):
     """A checkpoint with other keys in config.json, and code."""
     config = read_json(folder / "config.json") | keys
     config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}

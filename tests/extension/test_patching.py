@@ -5,7 +5,6 @@ import torch
 from methods import applied
 from swaps import logits, lora
 from tiny_models import tiny_model
-from transformers import LlamaForCausalLM, PreTrainedConfig
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -16,12 +15,12 @@ WINDOW = 64
 
 
 @pytest.fixture
-def model() -> LlamaForCausalLM:
+def model():
     return tiny_model("llama")
 
 
 @pytest.fixture(scope="module")
-def ids() -> torch.Tensor:
+def ids():
     return torch.randint(3, 120, (1, 96), generator=torch.Generator().manual_seed(1))
 
 
@@ -156,12 +155,12 @@ WAYS = {
 }
 
 
-def configs(model: torch.nn.Module) -> list[PreTrainedConfig]:
+def configs(model):
     """The configurations of a model's modules."""
     return [module.config for module in model.modules() if hasattr(module, "config")]
 
 
-def are_the_same(some: list[PreTrainedConfig], others: list[PreTrainedConfig]) -> bool:
+def are_the_same(some, others):
     return [id(config) for config in some] == [id(config) for config in others]
 
 

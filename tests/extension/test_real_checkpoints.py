@@ -1,12 +1,9 @@
 """A trained model with published measurements: ../shared/checkpoints/README.md and methods.md 9.7."""
 
-from pathlib import Path
-
 import pytest
 
 import ropepatch
 from ropepatch.data.texts import cut_windows, stream_texts
-from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.model.checkpoint import Checkpoint
 
 # Perplexity of positions 0 to T/2, T/2 to T, T to 2T, 2T to 4T; T = 256, the first 64 windows of 4T tokens.
@@ -29,7 +26,7 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def curve(shared: Path):
+def curve(shared):
     """The losses of babyllama-361 under a method, computed once."""
     source = Checkpoint(shared / "checkpoints" / "babyllama-361")
     stories = stream_texts(shared / "texts" / "tinystories")
@@ -37,7 +34,7 @@ def curve(shared: Path):
     cut = cut_windows(source.tokenizer, stories, length=1024, count=None)
     read = [ids for _, ids in cut[:64]]
 
-    def curve(method: str, parameters: tuple[tuple[str, object], ...]) -> LossCurve:
+    def curve(method, parameters):
         plan = ropepatch.plan(model, to=1024, method=method, **dict(parameters))
         with ropepatch.patch(model, plan):
             return ropepatch.perplexity(model, None, read)

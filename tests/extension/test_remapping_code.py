@@ -17,7 +17,7 @@ from oldest import NOT_YET
 from remapping_oracle import SMALL
 from swaps import IDS, apart, logits
 from tiny_models import ROTARY_TYPES, tiny_model
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -41,7 +41,7 @@ WEIGHTS = "model.safetensors"
 SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
 LATE = {"window": 8, "log_n": True, "attention_factor": 1.2}
 # One of every kind: also layers without rotation, and RoPE by layer type; the others run in the sweep
-MADE: dict[str, tuple[str, str, dict[str, Any]]] = {
+MADE = {
     "self-extend": ("llama", "self-extend", SMALL["self-extend"]),
     "modified": ("llama", "rerope", LATE),
     "smollm3": ("smollm3", "self-extend", {"window": 7}),
@@ -49,9 +49,7 @@ MADE: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def write_remapped(
-    folder: Path, model: PreTrainedModel, name: str, **parameters: Any
-) -> torch.Tensor:
+def write_remapped(folder, model, name, **parameters):
     """Write a remapped model as `extend` does, unverified; return the logits of the patched model."""
     config = Config.of(model)
     target = 4 * config.window
@@ -66,9 +64,7 @@ def write_remapped(
     return expected
 
 
-def results_elsewhere(
-    scratch: Path, folders: list[Path], *asked: str
-) -> dict[str, Any]:
+def results_elsewhere(scratch, folders, *asked):
     """The results of all or the named folders in a process without ropepatch."""
     answers = scratch / "answers.pt"
     command = [sys.executable, "-P", "-s", SCRIPT, answers, ",".join(asked), *folders]
@@ -78,17 +74,16 @@ def results_elsewhere(
         command, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = torch.load(answers)
-    return found
+    return torch.load(answers)
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory) -> Path:
+def here(tmp_path_factory):
     return tmp_path_factory.mktemp("remapped")
 
 
 @pytest.fixture(scope="module")
-def expected(here) -> dict[str, torch.Tensor]:
+def expected(here):
     """Results in memory; also writes the folders."""
     return {
         folder: write_remapped(here / folder, tiny_model(family), name, **parameters)
@@ -97,7 +92,7 @@ def expected(here) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def answers(here, expected) -> dict[str, Any]:
+def answers(here, expected):
     """The results of each without ropepatch."""
     return results_elsewhere(here, [here / name for name in expected])
 
@@ -144,12 +139,12 @@ def test_every_remapping_and_architecture_is_saved(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
+def source(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("source") / "tiny-llama")
 
 
 @pytest.fixture(scope="module")
-def extended(source, tmp_path_factory) -> Path:
+def extended(source, tmp_path_factory):
     made = ropepatch.plan(source, to="4x", method="self-extend")
     return (
         writing.check(made, tmp_path_factory.mktemp("extended") / "mapped").write().path
@@ -157,7 +152,7 @@ def extended(source, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def copied(extended, tmp_path) -> Path:
+def copied(extended, tmp_path):
     return Path(shutil.copytree(extended, tmp_path / "mapped"))
 
 
@@ -201,7 +196,7 @@ def test_code_that_computes_something_else_is_not_kept(
 def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(
     source, tmp_path, monkeypatch
 ):
-    def refused(folder: Path, words: str, **options: Any) -> None:
+    def refused(folder, words, **options):
         made = ropepatch.plan(folder, to="4x", method="rerope")
         with pytest.raises(RopepatchError, match=words):
             writing.check(made, tmp_path / "out", **options).write()
@@ -226,7 +221,7 @@ def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(
 
 # Loaded by ropepatch
 
-SAID: dict[str, Any] = {
+SAID = {
     "name": "rerope",
     "parameters": {"window": 16, "log_n": False, "attention_factor": 1.0},
     "window": 64,

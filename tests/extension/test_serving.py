@@ -4,8 +4,6 @@ import json
 import shlex
 import shutil
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import hub_server
 import numpy as np
@@ -16,12 +14,10 @@ from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
 from methods import applied
 from tiny_models import tiny_config
-from transformers import PreTrainedConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.planning import Plan
-from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, Serving, serving
+from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, serving
 from ropepatch.files import json_text
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -44,11 +40,11 @@ LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddin
 LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-def planned(case: str, **parameters) -> Plan:
+def planned(case, **parameters):
     return ropepatch.plan("tiny", to="4x", method=case.partition(",")[0], **parameters)
 
 
-def options(command: str) -> dict[str, str]:
+def options(command):
     """The options of a command line and the overridden keys, by name."""
     pairs = list(pairwise(shlex.split(command)))
     keys = dict(value.split("=", 1) for word, value in pairs if word == "--override-kv")
@@ -112,7 +108,7 @@ def check_switches(command, plan):
 TARGET = 1024
 FACTORS = tuple(1 + i / 8 for i in range(DIM // 2))
 QWEN3 = {"to": TARGET, "method": "ntk", "original": WINDOW}
-ASKED: list[dict[str, Any]] = [
+ASKED = [
     {"method": "yarn", "truncate": False, "beta_fast": 16.0},
     {"method": "yarn", "attention_factor": 1.5, "factor": 3.0},
     {"method": "resonance", "over": "linear"},
@@ -120,9 +116,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-def check_command(
-    folder: Path, config: PreTrainedConfig, run_here: Any, **asked: Any
-) -> None:
+def check_command(folder, config, run_here, **asked):
     config.save_pretrained(folder)
     plan = ropepatch.plan(folder, **{"to": TARGET} | asked)
     assert made_by(serving(plan, "mlx-lm"), folder, run_here) == data(plan)
@@ -153,11 +147,11 @@ def test_a_checkpoint_is_served_by_its_gguf_file(engine, tmp_path, run_here):
         assert made["inv_freq"] == data(plan)["inv_freq"]
 
 
-def data(plan: Plan) -> Any:
+def data(plan):
     return json.loads(json_text(plan.to_dict()))
 
 
-def made_by(served: Serving, place: Path, run_here: Any) -> Any:
+def made_by(served, place, run_here):
     """The plan that the first printed command makes."""
     program, verb, *words, out, _ = shlex.split(served.commands[0])
     assert (program, verb, out) == ("ropepatch", "extend", "--out")

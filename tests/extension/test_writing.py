@@ -40,33 +40,31 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
-def source(template, tmp_path) -> Path:
+def source(template, tmp_path):
     return Path(shutil.copytree(template, tmp_path / "source"))
 
 
 @pytest.fixture
-def out(tmp_path) -> Path:
+def out(tmp_path):
     return tmp_path / "out"
 
 
-def plan(source: Path, method: str = "yarn") -> ropepatch.Plan:
+def plan(source, method="yarn"):
     return ropepatch.plan(source, to=TARGET, method=method)
 
 
-def extend(
-    source: Path, out: Path, method: str = "yarn", *, link=False, include=()
-) -> Path:
+def extend(source, out, method="yarn", *, link=False, include=()):
     copy = checkpoint_module.check(
         plan(source, method), out, link=link, include=include
     )
     return copy.write(link=link).path
 
 
-def read(path: Path) -> dict:
+def read(path):
     return json.loads(path.read_text())
 
 
-def logits(model, length: int = TARGET) -> torch.Tensor:
+def logits(model, length=TARGET):
     ids = torch.randint(
         3, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(1)
     )
@@ -74,19 +72,17 @@ def logits(model, length: int = TARGET) -> torch.Tensor:
         return model(ids, use_cache=False).logits
 
 
-def load(folder: Path):
+def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
 
 
-def assert_as_patched(
-    source: Path, out: Path, method: str = "yarn", to: int = TARGET
-) -> None:
+def assert_as_patched(source, out, method="yarn", to=TARGET):
     patched = load(source)
     ropepatch.patch(patched, method, to=to)
     assert torch.equal(logits(load(out), to), logits(patched, to))
 
 
-def left(tmp_path: Path) -> list[str]:
+def left(tmp_path):
     return sorted(path.name for path in tmp_path.iterdir())
 
 
@@ -281,7 +277,7 @@ def test_a_tokenizer_keeps_code_that_is_copied_or_needed(
         assert mine("word3 word4").input_ids == stock("word3 word4").input_ids
 
 
-def verdict(out: Path) -> dict:
+def verdict(out):
     return read(out / "ropepatch.json")["verified"]
 
 
@@ -304,17 +300,17 @@ def test_only_frequencies_are_compared_if_memory_is_too_small(source, out, monke
 # --- verification: a written checkpoint that differs is rejected ---
 
 
-def sabotage(monkeypatch, name: str, damage) -> None:
+def sabotage(monkeypatch, name, damage):
     """Damage one file after writing and before verification."""
     write = checkpoint_module.write_json
 
-    def write_damaged(path: Path, content: dict) -> None:
+    def write_damaged(path, content):
         write(path, damage(content) if path.name == name else content)
 
     monkeypatch.setattr(checkpoint_module, "write_json", write_damaged)
 
 
-def with_rope(content: dict, **values) -> dict:
+def with_rope(content, **values):
     both = {"rope_parameters", "rope_scaling"} & content.keys()
     return content | {key: content[key] | values for key in both}
 
@@ -387,7 +383,7 @@ def test_a_config_with_return_dict_false_is_extended_and_verified(source, out, m
 def test_weights_damaged_while_copying_are_rejected(source, out, tmp_path, monkeypatch):
     copy = weights_module._copy
 
-    def copy_and_damage(origin: Path, target: Path):
+    def copy_and_damage(origin, target):
         yield from copy(origin, target)
         with target.open("r+b") as file:
             file.seek(-4000, os.SEEK_END)

@@ -8,7 +8,6 @@ from tiny_models import LLAMA_SIZES
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoModelForCausalLM,
-    Cache,
     DeepseekV3Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -22,7 +21,7 @@ from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.recipe import Lora
 
 
-def peak_of_allocations(step) -> int:
+def peak_of_allocations(step):
     """Peak of the bytes allocated on the CPU during a step."""
     step()  # the first allocates more
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
@@ -120,7 +119,7 @@ TINY = {
 def test_the_kv_cache_size_equals_that_of_transformers(config):
     model, tokens = AutoModelForCausalLM.from_config(config).eval(), 40
     with torch.no_grad():
-        cache: Cache = model(
+        cache = model(
             torch.zeros(1, tokens, dtype=torch.long), use_cache=True
         ).past_key_values
     held = 0

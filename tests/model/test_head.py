@@ -1,7 +1,6 @@
 """A model's decoder, head and KV cache, and the warnings of transformers."""
 
 import logging
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,9 +16,9 @@ LENGTH = 48
 
 
 @pytest.fixture
-def heard() -> Iterator[list[str]]:
+def heard():
     """The messages that a handler of transformers' logger receives."""
-    messages: list[str] = []
+    messages = []
     handler = logging.StreamHandler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logger = logging.getLogger("transformers")

@@ -137,7 +137,7 @@ UNANSWERED = f"no folder {NAME} here, and the Hub did not answer for it"
 SWITCHED_OFF = f"no folder {NAME} here, and the Hub is switched off (HF_HUB_OFFLINE)"
 
 
-def answering(status: int, code: str = ""):
+def answering(status, code=""):
     return lambda hub, *_: hub.fail("", "", status, code=code)
 
 

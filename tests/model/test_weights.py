@@ -3,7 +3,6 @@
 import json
 import os
 import struct
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,35 +24,35 @@ from ropepatch.model.weights import (
 
 
 @pytest.fixture
-def single(tmp_path) -> Path:
+def single(tmp_path):
     return write_checkpoint(tmp_path / "single")
 
 
 @pytest.fixture
-def sharded(tmp_path) -> Path:
+def sharded(tmp_path):
     return write_checkpoint(tmp_path / "sharded", max_shard_size="10KB")
 
 
 @pytest.fixture
-def both(sharded) -> Path:
+def both(sharded):
     """The shards of one model and the single weight file of another."""
     other = {name: tensor + 1 for name, tensor in stock_weights(sharded).items()}
     save_file(other, sharded / SINGLE, {"format": "pt"})
     return sharded
 
 
-def stock_weights(folder: Path) -> dict[str, torch.Tensor]:
+def stock_weights(folder):
     weights = AutoModelForCausalLM.from_pretrained(
         folder, use_safetensors=True
     ).state_dict()
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same(one, other):
     return all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
-def refusal(folder: Path) -> str:
+def refusal(folder):
     with pytest.raises(RopepatchError) as caught:
         read_headers(folder)
     assert caught.value.hint
@@ -159,7 +158,7 @@ def test_the_fingerprint_depends_on_bytes_length_and_name(
     """The files are longer than one sample."""
     size = 3 << 20
 
-    def print_of(content: bytes, name: str = SINGLE) -> str:
+    def print_of(content, name=SINGLE):
         (tmp_path / "first").write_bytes(b"a")
         (tmp_path / name).write_bytes(content)
         return fingerprint(Weights((tmp_path / "first", tmp_path / name), {}))

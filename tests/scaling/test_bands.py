@@ -1,24 +1,23 @@
 """Bands of rotary dimension pairs that a scaling keeps, blends, interpolates or stops."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from methods import GEOMETRIES
 
 from ropepatch.scaling import make_scaling
-from ropepatch.scaling.rope import Band, Rope, bands
+from ropepatch.scaling.rope import Rope, bands
 
 LLAMA_2 = GEOMETRIES["llama-2"]
 
 
-def bands_of(name: str, rope: Rope, factor: float, **parameters: Any) -> list[Band]:
+def bands_of(name, rope, factor, **parameters):
     scaling = make_scaling(name, factor=factor, **parameters)
     return bands(rope, scaling.frequencies(rope).inv_freq, factor)
 
 
-def fates(found: list[Band]) -> str:
+def fates(found):
     return ", ".join(f"{band.fate} {band.first}-{band.last}" for band in found)
 
 

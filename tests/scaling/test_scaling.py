@@ -3,7 +3,6 @@
 import math
 import re
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import FACTORS, GEOMETRIES, NEED_MORE, example
-from oracle import ORACLES, Geometry, Table
+from oracle import ORACLES, Geometry
 from stock_ropes import STOCK_TYPES, stock_table
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling import METHODS, Scaling, make_scaling
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling import METHODS, make_scaling
+from ropepatch.scaling.rope import Rope
 
 LLAMA_2, LLAMA_3 = GEOMETRIES["llama-2"], GEOMETRIES["llama-3"]
 
 # Settings other than the defaults, for every parameter of every method.
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
+VARIANTS = [
     *(("yarn", {"ramp": ramp}) for ramp in ("rotations", "wavelength")),
     ("yarn", {"truncate": False, "attention_factor": 0.9}),
     *(
@@ -44,20 +43,18 @@ SETTINGS = [(name, {}) for name in METHODS] + VARIANTS
 EVERY_SETTING = pytest.mark.parametrize(("name", "parameters"), SETTINGS, ids=str)
 
 
-def instance(
-    name: str, parameters: dict[str, Any], rope: Rope, factor: float
-) -> Scaling:
+def instance(name, parameters, rope, factor):
     return METHODS[name](
         factor=factor,
         **(example(name, rope.num_pairs, factor).parameters() | parameters),
     )
 
 
-def numbers(rope: Rope) -> Geometry:
+def numbers(rope):
     return Geometry(*vars(rope).values())
 
 
-def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
+def expected(scaling, rope, length=None):
     """Compute the frequencies with NumPy, whose defaults must be the same."""
     given = scaling.model_dump(exclude_defaults=True)
     if scaling.length_dependent:
@@ -65,7 +62,7 @@ def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
     return ORACLES[scaling.name](numbers(rope), given.pop("factor"), **given)
 
 
-def check(got: Frequencies | Table, right: Table, rtol: float = 1e-6) -> None:
+def check(got, right, rtol=1e-6):
     """Every frequency and the attention factor agree."""
     np.testing.assert_allclose(
         np.asarray(got[0], dtype=np.float64), right[0], rtol=rtol, atol=0
@@ -73,7 +70,7 @@ def check(got: Frequencies | Table, right: Table, rtol: float = 1e-6) -> None:
     assert got[1] == pytest.approx(right[1], rel=1e-9)
 
 
-def lengths(scaling: Scaling, rope: Rope) -> list[int | None]:
+def lengths(scaling, rope):
     window = rope.original_max_position_embeddings
     return (
         [None, 1, window, window + 1, 4 * window]
@@ -82,7 +79,7 @@ def lengths(scaling: Scaling, rope: Rope) -> list[int | None]:
     )
 
 
-def agree(scaling: Scaling, rope: Rope, rtol: float = 1e-6) -> None:
+def agree(scaling, rope, rtol=1e-6):
     """NumPy computes the same at every length."""
     for length in lengths(scaling, rope):
         got, right = scaling.frequencies(rope, length), expected(scaling, rope, length)
@@ -94,13 +91,13 @@ def agree(scaling: Scaling, rope: Rope, rtol: float = 1e-6) -> None:
 # The first oracle: stock transformers, from configurations written by hand.
 
 
-def stock_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
+def stock_parameters(scaling, rope):
     """`rope_parameters` as a user of transformers would write them; None if it lacks the type."""
     written = by_hand_parameters(scaling, rope)
     return written if written and written["rope_type"] in STOCK_TYPES else None
 
 
-def by_hand_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
+def by_hand_parameters(scaling, rope):
     """The same for the newest transformers."""
     given = {k: v for k, v in scaling.parameters().items() if v is not None}
     scaled = {
@@ -150,7 +147,7 @@ def test_numpy_computes_the_same_numbers(name, parameters):
             agree(instance(name, parameters, rope, factor), rope, rtol)
 
 
-def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Table:
+def without_ties(got, right, scaling, rope):
     """Accept both roundings of a wavelength that is a half-integer within float32."""
     wavelength = 2 * np.pi / ORACLES[scaling.over](numbers(rope), scaling.factor)[0]
     tie = np.abs(wavelength % 1 - 0.5) < 5e-7 * wavelength
@@ -164,7 +161,7 @@ def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Ta
 
 # Golden values: a third oracle where transformers lacks the method.
 
-GOLDEN: list[tuple[str, dict[str, Any], float, dict[int, float]]] = [
+GOLDEN = [
     ("ntk-fixed", {}, 16.0, {
         0: 9.576032807e-01, 1: 7.940927858e-01, 25: 8.878227247e-03, 45: 2.099127231e-04, 63: 7.217387404e-06,
     }),
@@ -231,7 +228,7 @@ def test_both_oracles_agree_on_any_geometry(name, parameters, rope, factor):
 
 # Errors.
 
-INVALID: dict[tuple[str, str], list[Any]] = {
+INVALID = {
     ("linear", "factor"): [0.999, math.nan, math.inf],
     ("abf", "rope_theta"): [1.0],
     ("ntk-by-parts", "alpha"): [0.0],
@@ -291,7 +288,7 @@ _LLAMA_3_1 = make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
 CARRIED = Rope(
     128, 5e5, 131072, carried=tuple(_LLAMA_3_1.tolist()), carried_attention_factor=1.1
 )
-REFUSING: list[tuple[str, dict[str, Any]]] = [
+REFUSING = [
     ("yarn", {}),
     ("yarn", {"ramp": "wavelength"}),
     ("longrope", {}),
@@ -301,7 +298,7 @@ REFUSING: list[tuple[str, dict[str, Any]]] = [
     ("cope", {"over": "yarn"}),
     ("dynamic", {}),
 ]
-COMPOSING: list[tuple[str, dict[str, Any]]] = [
+COMPOSING = [
     *((name, {}) for name in METHODS if (name, {}) not in REFUSING),
     ("yarn", {"ramp": "rotations"}),
     ("resonance", {"over": "linear"}),
