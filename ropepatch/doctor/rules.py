@@ -845,12 +845,3 @@ def check_agreement(config: Config) -> None:
         raise RopepatchError(
             f"config.json contradicts itself: {finding.problem}", hint=finding.remedy
         )
-
-
-def explained(config: Config) -> RopepatchError | None:
-    """Return the error of a rule for a config.json on which transformers fails, if one has it."""
-    for finding in plan_findings(config):
-        if finding.severity == "error":
-            hint = "run `ropepatch doctor` for details"
-            return RopepatchError(f"config.json: {finding.problem}", hint=hint)
-    return None

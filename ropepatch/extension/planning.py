@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import REMAPPINGS, Remapping
-from ropepatch.doctor.rules import THETA_KEYS, check_agreement, explained, plan_findings
+from ropepatch.doctor.rules import THETA_KEYS, check_agreement, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.extension.changes import Planned, Source
 from ropepatch.extension.engines import Engine, support_of
@@ -151,15 +151,7 @@ def plan_method(
     config = source.config
     if isinstance(config, Config) and config.custom is None:
         check_agreement(config)
-    try:
-        return plan_by(source, *method_for(source, method, parameters, to))
-    except RopepatchError as error:
-        reason = None
-        if error.__cause__ and isinstance(config, Config):
-            reason = explained(config)
-        if reason:
-            raise reason from error
-        raise
+    return plan_by(source, *method_for(source, method, parameters, to))
 
 
 def method_for(

@@ -108,7 +108,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     (
         "EXTEND",
         config(rope_parameters={"rope_type": "wavy", "rope_theta": 1e4}),
-        "config.json: transformers has no rope_type 'wavy'",
+        "transformers cannot build llama from config.json: KeyError: 'wavy'",
     ),
     (
         "extend src --to 256 --out {long}",
