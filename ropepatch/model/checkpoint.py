@@ -260,16 +260,12 @@ def _named_in(index: Path) -> set[str]:
 
 
 def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
-    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    at = f" at revision {revision}" if revision else ""
-    answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if isinstance(error, GatedRepoError):
         message = f"{name} is gated"
         hint = "accept its licence on the Hub, then log in with `hf auth login`"
@@ -279,21 +275,13 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     elif isinstance(error, RepositoryNotFoundError):
         message = f"no folder {name} here and no such model on the Hub"
         hint = f"{_meant(name)}check the spelling; for a private model log in with `hf auth login`"
-    elif isinstance(answer, HfHubHTTPError):
-        status = answer.response.status_code
-        message = f"no folder {name} here, and the Hub answered {status} for it{at}"
-        hint = "log in with `hf auth login`, or check HF_TOKEN; else try again later"
-    elif isinstance(error, OSError) and error.errno:
-        message = f"cannot download {name}{at}: {os.strerror(error.errno)}"
-        hint = (
-            "downloads go to the folder in HF_HOME: make room there, or choose another"
-        )
-    elif constants.HF_HUB_OFFLINE:
-        message = f"no folder {name} here, and the Hub is switched off (HF_HUB_OFFLINE)"
-        hint = f"{_meant(name)}unset HF_HUB_OFFLINE to download it; what was downloaded before works without"
     else:
-        message = f"no folder {name} here, and the Hub did not answer for it{at}"
-        hint = f"{_meant(name)}check the path and the network; a model downloaded before works offline"
+        cause = " ".join(str(error.__cause__ or error).split())
+        message = f"no folder {name} here, and no download: {cause}"
+        hint = (
+            f"{_meant(name)}check the path, the network, `hf auth login` and the room in HF_HOME; "
+            "a model downloaded before works offline"
+        )
     raise RopepatchError(message, hint=hint) from error
 
 
