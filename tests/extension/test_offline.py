@@ -6,15 +6,12 @@ import socket
 import pytest
 from checkpoint_folders import edit_json, write_checkpoint
 
-MEASURE = "--text text.txt --windows 1"
 LOCAL = [
-    "plan source --to 256",
-    "extend source --to 256 --out out",
-    f"eval source {MEASURE}",
-    f"compare source --to 256 {MEASURE} --methods yarn,ntk --haystacks 0",
+    "extend source --to 256 --out out --no-reading",
+    "eval source --text text.txt --windows 1",
     "doctor out",
     "export out --fold-attention --out folded",
-    "eval tiny --method yarn --to 512 --windows 1",
+    "eval tiny --lengths 64 --windows 1",
 ]
 
 
