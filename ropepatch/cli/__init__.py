@@ -18,13 +18,9 @@ from ropepatch.cli.derive import app
 from ropepatch.cli.streams import printable_logs
 from ropepatch.errors import RopepatchError, is_out_of_memory
 
-LESS_MEMORY = {  # hints of commands that need much
-    "eval": "use shorter --lengths, or a --suite of shorter ones",
-    "compare": "use a shorter --to",
-    "extend": "use a shorter --to",
-    "train": "in a copy of the recipe, set gradient_checkpointing: true or lower tokens_per_batch; "
-    "--dry-run estimates the memory",
-}
+LESS_MEMORY = (
+    "use shorter lengths; in a copy of a recipe, set gradient_checkpointing: true"
+)
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 
@@ -71,8 +67,7 @@ def _run() -> NoReturn:
         sys.exit(1)
     except (RuntimeError, MemoryError, OSError) as error:
         if is_out_of_memory(error):
-            less = LESS_MEMORY.get(sys.argv[1], "free some memory")
-            _refuse(RopepatchError("out of memory", hint=less))
+            _refuse(RopepatchError("out of memory", hint=LESS_MEMORY))
         if not isinstance(error, OSError):
             raise
         named = f"{error.filename}: " if error.filename else ""

@@ -142,6 +142,9 @@ DOWNLOADED = [
     *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*"),
 ]
 
+# The errors of the Hub's client for an answer of another server, e.g. the page of a captive portal
+UNPARSED = AssertionError, AttributeError, LookupError, TypeError
+
 
 def _local(model: str | Path, name: str) -> Path | None:
     """Find a local folder; None for what may be a Hub id.
@@ -225,29 +228,16 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
     # httpx's error, as the Hub's client imports it: the connection broke while downloading
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    with hub_answers(name):
-        try:
-            folder = Path(
-                snapshot_download(name, revision=revision, allow_patterns=patterns)
-            )
-            if INDEX in patterns:
-                files = [SINGLE, *_named_in(folder / INDEX)]
-                snapshot_download(name, revision=folder.name, allow_patterns=files)
-        except (HTTPError, OSError, ValueError, RuntimeError) as error:
-            _explain(name, revision, error)
-    return folder
-
-
-@contextmanager
-def hub_answers(repo: str) -> Iterator[None]:
-    """Report in one line that the Hub's client cannot parse a response, e.g. of a captive portal."""
     try:
-        yield
-    except (AssertionError, AttributeError, LookupError, TypeError) as error:
-        raise RopepatchError(
-            f"what answered for {repo} is not what the Hub answers",
-            hint="check HF_ENDPOINT, and whether a proxy stands between",
-        ) from error
+        folder = Path(
+            snapshot_download(name, revision=revision, allow_patterns=patterns)
+        )
+        if INDEX in patterns:
+            files = [SINGLE, *_named_in(folder / INDEX)]
+            snapshot_download(name, revision=folder.name, allow_patterns=files)
+    except (HTTPError, OSError, ValueError, RuntimeError, *UNPARSED) as error:
+        _explain(name, revision, error)
+    return folder
 
 
 def _named_in(index: Path) -> set[str]:
@@ -279,7 +269,7 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
         cause = " ".join(str(error.__cause__ or error).split())
         message = f"no folder {name} here, and no download: {cause}"
         hint = (
-            f"{_meant(name)}check the path, the network, `hf auth login` and the room in HF_HOME; "
+            f"{_meant(name)}check the path, the network, HF_ENDPOINT, `hf auth login` and the room in HF_HOME; "
             "a model downloaded before works offline"
         )
     raise RopepatchError(message, hint=hint) from error

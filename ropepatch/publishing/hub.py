@@ -31,7 +31,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import shown_name
 from ropepatch.files import json_text, read_json
-from ropepatch.model.checkpoint import ADAPTER, RECORD, hub_answers
+from ropepatch.model.checkpoint import ADAPTER, RECORD, UNPARSED
 from ropepatch.publishing.card.writing import (
     CARD,
     card_text,
@@ -199,22 +199,21 @@ def push(
 def _hub_errors(repo: str, token: str | None) -> Iterator[None]:
     """Raise the errors of the Hub's client as one line; no token or signature is said or logged."""
     logger = logging.getLogger(http_backoff.__module__)
-    with hub_answers(repo):
-        logger.addFilter(_without_signatures)
-        try:
-            yield
-        except (HttpxError, OSError, ValueError, RuntimeError) as error:
-            # An uploading thread wraps the error in a RuntimeError.
-            cause = error.__cause__ if type(error) is RuntimeError else None
-            said = _unsigned(" ".join(str(cause or error).split()))
-            if token:
-                said = said.replace(token, "…")
-            raise RopepatchError(
-                f"cannot push to {repo}: {said[:300]}",
-                hint=f"check the name, `hf auth whoami` and the network; then {AGAIN}",
-            ) from error
-        finally:
-            logger.removeFilter(_without_signatures)
+    logger.addFilter(_without_signatures)
+    try:
+        yield
+    except (HttpxError, OSError, ValueError, RuntimeError, *UNPARSED) as error:
+        # An uploading thread wraps the error in a RuntimeError.
+        cause = error.__cause__ if type(error) is RuntimeError else None
+        said = _unsigned(" ".join(str(cause or error).split()))
+        if token:
+            said = said.replace(token, "…")
+        raise RopepatchError(
+            f"cannot push to {repo}: {said[:300]}",
+            hint=f"check the name, `hf auth whoami` and the network; then {AGAIN}",
+        ) from error
+    finally:
+        logger.removeFilter(_without_signatures)
 
 
 def _unsigned(text: str) -> str:

@@ -208,27 +208,22 @@ GPU = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "hint"),
+    ("words", "error"),
     [
-        ("compare src --to 256", RuntimeError(CPU), "a shorter --to"),
-        ("eval tiny --lengths 64", torch.OutOfMemoryError(GPU), "shorter --lengths"),
-        ("train src --recipe tiny", MemoryError(), "gradient_checkpointing: true"),
-        (
-            "plan src --to 256",
-            OSError(errno.ENOMEM, "Cannot allocate memory"),
-            "free some memory",
-        ),
+        ("compare src --to 256", RuntimeError(CPU)),
+        ("eval tiny --lengths 64", torch.OutOfMemoryError(GPU)),
+        ("train src --recipe tiny", MemoryError()),
+        ("plan src --to 256", OSError(errno.ENOMEM, "Cannot allocate memory")),
     ],
 )
 def test_out_of_memory_is_one_line_with_a_hint(
-    words, error, hint, here, monkeypatch, run_here
+    words, error, here, monkeypatch, run_here
 ):
     for verb in ("plan", "train", "evaluate", "compare"):
         monkeypatch.setattr(f"{ropepatch.HOME[verb]}.{verb}", raising(error))
     done = run_here(*words.split())
     assert done.returncode == 2
-    assert done.stderr.startswith("error: out of memory\nhint: ")
-    assert hint in done.stderr
+    assert done.stderr.startswith("error: out of memory\nhint: use shorter lengths")
 
 
 def test_another_runtime_error_stays_a_traceback(here, monkeypatch, run_here):

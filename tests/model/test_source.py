@@ -157,7 +157,7 @@ def odd(content):
             (
                 odd(content),
                 [NAME],
-                f"what answered for {NAME} is not what the Hub answers",
+                FAILED,
                 "HF_ENDPOINT",
             )
             for content in (
