@@ -392,7 +392,6 @@ SHOWN: dict[str, Callable[[str], str]] = {
     "model": shown_name,
     "name": shown_name,
     "text": shown_name,
-    "recipe_texts": shown_name,
 }
 
 
