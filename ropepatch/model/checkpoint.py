@@ -62,7 +62,8 @@ CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for trans
 RECORD = "ropepatch.json"
 RECORD_VERSION: Final = 1  # of the layout; older records have no version
 
-Text, Tokens = StrictStr, Count
+Text = StrictStr
+Tokens = Count
 Keys = dict[Text, Any]  # free-form values
 
 
