@@ -46,28 +46,32 @@ def adapter_findings(
         base = Checkpoint.find(name, None if is_here else revision)
         rope = base.config.rope
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
-        problem = f"cannot load the base model: {error}"
+        rule, problem = MISSING, f"cannot load the base model: {error}"
         remedy = (
             f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
         )
-        yield MISSING.found(Finding((BASE,), problem, remedy, ADAPTER, name))
-        return
-    if not record:
-        problem = (
-            f"the RoPE that it was trained with is not recorded; the base {base.name} has "
-            f"{base.config.window} tokens"
-        )
-        remedy = (
-            "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) where "
-            "it was trained"
-        )
-        yield NO_RECORD.found(Finding((BASE,), problem, remedy, ADAPTER, name))
-        return
-    carried = rope.inv_freq().tolist(), rope.carried_attention_factor
-    if carried != (record.get("inv_freq"), record.get("attention_factor")):
-        problem = (
-            f"it was trained with {record.get('method')} at {record.get('target')} tokens; the base "
-            f"{base.name} has other RoPE parameters"
-        )
-        remedy = "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
-        yield LACKS_ROPE.found(Finding((BASE,), problem, remedy, ADAPTER, name))
+    else:
+        carried = rope.inv_freq().tolist(), rope.carried_attention_factor
+        if not record:
+            rule = NO_RECORD
+            problem = (
+                f"the RoPE that it was trained with is not recorded; the base {base.name} has "
+                f"{base.config.window} tokens"
+            )
+            remedy = (
+                "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) "
+                "where it was trained"
+            )
+        elif carried != (record.get("inv_freq"), record.get("attention_factor")):
+            rule = LACKS_ROPE
+            problem = (
+                f"it was trained with {record.get('method')} at {record.get('target')} tokens; the base "
+                f"{base.name} has other RoPE parameters"
+            )
+            remedy = (
+                "load it with ropepatch.load_adapter, which patches the base first; or train with "
+                "save: merged"
+            )
+        else:
+            return
+    yield rule.found(Finding((BASE,), problem, remedy, ADAPTER, name))
