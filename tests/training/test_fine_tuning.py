@@ -41,7 +41,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY
 from ropepatch.processes import ALONE, Processes
-from ropepatch.training import trainer
+from ropepatch.training import fine_tuning, trainer
 from ropepatch.training.adapter import trainable
 from ropepatch.training.fine_tuning import merged_model
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
@@ -231,6 +231,20 @@ def test_the_mean_over_processes_is_the_loss_of_the_step():
         return compute(step, model, batch, num_items_in_batch=38)
 
     assert torch.equal(loss(Processes(0, 2)), 2 * loss(ALONE))
+
+
+def test_an_adapter_is_drawn_from_the_seed_of_its_recipe(tmp_path, monkeypatch):
+    drawn = []
+
+    def stop(*given):
+        drawn.append(torch.initial_seed())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fine_tuning, "trainable", stop)
+    for seed in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / f"{seed}", seed=seed)
+    assert drawn == [1, 2]
 
 
 def test_accumulated_batches_are_one_step(tmp_path):
