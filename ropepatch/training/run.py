@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock, Timeout
 from pydantic import Field
-from transformers import PreTrainedModel, Trainer, TrainingArguments, get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import integration_utils
 
 from ropepatch.attention import REMAPPINGS
@@ -36,7 +35,6 @@ from ropepatch.files import (
     whole_file,
     write_json,
 )
-from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
 from ropepatch.model.precision import fastest
 from ropepatch.processes import Processes, join, on_cpu
@@ -53,6 +51,8 @@ if TYPE_CHECKING:
 RECORD = "run.json"
 TRAINED = "trained"  # the weights after the last step
 PARTIAL = ".partial"  # where the next checkpoint is written, to be renamed once it is complete
+# By which accelerate's launcher says that processes share each sequence
+SHARING = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
 # Recipe keys that the plan or the digest of the text covers, or that change no weight.
 NOT_DECISIVE: dict[str, Any] = {
     "model": True,
@@ -139,8 +139,6 @@ class Run:
     def check(self) -> None:
         """Raise `RopepatchError` for all that is wrong before a weight is loaded."""
         check_trainable(self.plan, self.recipe)
-        if shares_rows():
-            check_context_parallel(self.plan.config.skeleton)
         check_machine(self.recipe)
         with packed_attention(self.plan.config.skeleton):
             pass  # raises if its attention cannot be replaced
@@ -299,30 +297,6 @@ def splits_weights() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
-def shares_rows() -> bool:
-    """Return whether accelerate's launcher shares each sequence between processes."""
-    variables = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
-    return any(os.environ.get(name, "1") != "1" for name in variables)
-
-
-def check_context_parallel(model: PreTrainedModel) -> None:
-    """Raise `RopepatchError` if transformers refuses context parallelism for a model; it names the layers."""
-    if getattr(model, "supports_context_parallel", True):
-        return
-    config: Any = model.config.get_text_config()
-    layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or [SLIDING_LAYERS] * layers
-    counts = Counter(kind.replace("_", " ") for kind in kinds if kind != GLOBAL_LAYERS)
-    listed = [
-        f"{count} of {layers} layers have {kind}" for kind, count in counts.items()
-    ]
-    reason = ", ".join(listed) or "its attention cannot be shared"
-    raise RopepatchError(
-        f"transformers refuses context parallelism for {config.model_type}: {reason}",
-        hint="positions: pose trains sequences of the original length, which one GPU holds",
-    )
-
-
 def check_machine(recipe: Recipe) -> None:
     """Raise `RopepatchError` if this machine or its launcher cannot train a recipe."""
     if recipe.quantization and not torch.cuda.is_available():
@@ -342,10 +316,12 @@ def check_machine(recipe: Recipe) -> None:
             hint="set gradient_checkpointing: true",
         )
     place = shipped("recipes/accelerate")
-    if shares_rows() or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+    shares_rows = any(os.environ.get(name, "1") != "1" for name in SHARING)
+    if shares_rows or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise RopepatchError(
             "several processes train a recipe's packed sequences by DDP or FSDP2 alone",
-            hint=f"{place}/fsdp2.yaml; or train what `extend` writes with a trainer of your own",
+            hint=f"{place}/fsdp2.yaml, or positions: pose, whose sequences one GPU holds; "
+            "or train what `extend` writes with a trainer of your own",
         )
     for section in ("distil", "quantization"):
         if getattr(recipe, section) and splits_weights():

@@ -8,12 +8,11 @@ import torch
 import ways
 from run_recipes import history_of
 from safetensors.torch import load_file
-from tiny_models import tiny_model
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.run import check_context_parallel, check_machine
+from ropepatch.training.run import check_machine
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +103,3 @@ def test_a_launcher_that_splits_too_much_is_refused(monkeypatch):
             patching.setenv(name, value)
             with pytest.raises(RopepatchError, match="by DDP or FSDP2 alone"):
                 check_machine(recipe)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "layers"),
-    [
-        ("gemma3_text", "1 of 2 layers have sliding attention"),
-        ("mistral", "2 of 2 layers have sliding attention"),
-        ("gpt_oss", "1 of 2 layers have sliding attention"),
-        ("llama", None),
-    ],
-)
-def test_layers_that_refuse_context_parallelism_are_counted(model_type, layers):
-    more = {"sliding_window": 8} if layers else {}
-    model = tiny_model(model_type, num_hidden_layers=2, **more)
-    if layers is None:
-        check_context_parallel(model)
-    else:
-        with pytest.raises(RopepatchError, match=layers):
-            check_context_parallel(model)

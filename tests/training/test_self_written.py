@@ -1,5 +1,7 @@
 """Self-generated text: sampling, caching, and resuming after an interruption."""
 
+import itertools
+
 import pytest
 import torch
 from loss_models import shift_model
@@ -53,6 +55,24 @@ def write_tiny(folder, tokenizer, tokens, **changes):
         return self_written(Checkpoint(TINY), tokenizer, **settings)
 
 
+def files_in(folder):
+    """The files and when each was written."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {(file, file.stat().st_mtime_ns) for file in files}
+
+
+def killed_after(shards):
+    """The generation of some shards, which is interrupted in the next one."""
+    stock, numbers = module.generated, itertools.count()
+
+    def write(*told):
+        if next(numbers) == shards:
+            raise KeyboardInterrupt
+        return stock(*told)
+
+    return write
+
+
 @pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr(module, "SHARD", 64)
@@ -66,25 +86,17 @@ def test_generation_resumes_after_the_last_whole_shard(
     assert 100 <= len(few) < 200
     assert len(many) >= 400
     assert torch.equal(many.ids(0, len(few)), few.ids(0, len(few)))
-    write, calls = module.generated, []
-
-    def killed(*told):
-        calls.append(told)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return write(*told)
-
-    monkeypatch.setattr(module, "generated", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_tiny(two, tokenizer, 400)
+    whole = files_in(two)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "generated", killed_after(2))
+        with pytest.raises(KeyboardInterrupt):
+            write_tiny(two, tokenizer, 400)
+    assert whole < files_in(two)
+    whole = files_in(two)
     assert write_tiny(two, tokenizer, 400).digest == many.digest
-    assert (
-        len(calls) == 3 + 7 - 2 - 2
-    )  # of seven shards two were there, and the killed call wrote two
+    assert whole < files_in(two)
     assert write_tiny(one, tokenizer, 400, seed=1).digest != many.digest
-    monkeypatch.setattr(
-        module, "generated", lambda *_: pytest.fail("it generates again")
-    )
+    monkeypatch.setattr(module, "generated", killed_after(0))
     assert write_tiny(one, tokenizer, 400).digest == many.digest
     assert write_tiny(one, tokenizer, 100).digest == few.digest
 
@@ -101,6 +113,7 @@ def test_non_finite_logits_raise_a_one_line_error():
 
 
 def test_a_training_reads_self_generated_text_three_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHARD", 1024)
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     data = small_recipe().data.model_copy(
         update={"sources": (Generated(generated="self"),)}
