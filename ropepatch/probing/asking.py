@@ -76,11 +76,12 @@ class Probed:
             cells = ["no answer" if far is None else f"{far:.5f}" for far in fars]
             rows.append([str(position), *cells])
         heads = ["position", *map(named, judged)]
-        table = as_text([columns(rows, heads, right=range(len(heads)))]).splitlines()
+        table = as_text([columns(rows, heads, right=range(len(heads)))], 80)
         mark = f"--- beyond the original context length of {reading.window} tokens"
-        table.insert(1 + reading.beyond.count(False), mark)
+        lines = table.splitlines()
+        lines.insert(len(lines) - reading.beyond.count(True), mark)
         title = f"{self.engine}, {self.checkpoint}: KL divergence (nats) from each hypothesis"
-        return "\n".join([printable(title), *table, "", str(self.judgement)])
+        return "\n".join([printable(title), *lines, "", str(self.judgement)])
 
 
 def probe(

@@ -20,7 +20,7 @@ def markdown_table(table: Table, marked: str | None = None, note: str = "") -> s
     """
     rows = []
     for row in table.rows:
-        name, *cells = (plain(cell.line) for cell in row)
+        name, *cells = (plain(cell.line()) for cell in row)
         rows.append([f"**{name}**{note}" if row[0].text == marked else name, *cells])
     return markdown_rows([plain(head) for head in table.heads], rows)
 

@@ -47,10 +47,9 @@ class Cell(NamedTuple):
     value: float | str | None = None
     best: bool = False
 
-    @property
-    def line(self) -> str:
-        """Text and detail on one line."""
-        return f"{self.text} ({self.detail})" if self.detail else self.text
+    def line(self, gap: str = " ") -> str:
+        """Text and detail with a gap between them."""
+        return f"{self.text}{gap}({self.detail})" if self.detail else self.text
 
 
 MISSING = Cell("–")
@@ -79,11 +78,15 @@ def table_text(table: Table, width: int | None = None) -> str:
 
     Args:
         table: The table.
-        width: The most characters of a line, beyond which cells are wrapped; None for no limit.
+        width: The most characters of a line, beyond which details stand below their text, then cells are
+            wrapped; None for no limit.
     """
     right = range(table.labels, len(table.heads))
-    lines = [[cell.line for cell in row] for row in table.rows]
-    text = as_text([columns(lines, table.heads, right=right)], width or UNFOLDED)
+    for gap in " ", "\n":
+        lines = [[cell.line(gap) for cell in row] for row in table.rows]
+        text = as_text([columns(lines, table.heads, right=right)], width or UNFOLDED)
+        if text.count("\n") == len(lines):
+            break
     return f"{table.caption}\n{text}"
 
 
@@ -338,7 +341,7 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
             )
         if found.value < THRESHOLD:
             lines.append(
-                f"Its {kind} accuracy is {found.value:.0%}. Train it, or use a shorter target."
+                f"The {kind} accuracy of {best.label} is {found.value:.0%}. Train it, or use a shorter target."
             )
     return lines
 

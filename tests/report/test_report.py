@@ -99,7 +99,8 @@ def test_a_low_accuracy_and_a_higher_one_are_named():
         for line in lines
     )
     assert (
-        lines[-1] == "Its passkey accuracy is 50%. Train it, or use a shorter target."
+        lines[-1]
+        == "The passkey accuracy of a is 50%. Train it, or use a shorter target."
     )
 
 

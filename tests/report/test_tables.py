@@ -4,7 +4,14 @@ from made_results import asking, reading, scoring
 
 from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.results import comparisons
-from ropepatch.report.tables import ranking_tables, results_text, tables_of
+from ropepatch.report.tables import (
+    Cell,
+    Table,
+    ranking_tables,
+    results_text,
+    table_text,
+    tables_of,
+)
 
 
 def tables(*results):
@@ -20,7 +27,7 @@ def tables(*results):
 
 
 def lines(cells):
-    return [cell.line for cell in cells]
+    return [cell.line() for cell in cells]
 
 
 LOSSES = [
@@ -34,11 +41,11 @@ def test_every_measure_by_length_has_a_table_with_its_intervals():
     found = tables(*LOSSES, asking("yarn", [4, 4, 3], method="yarn"))
     heads, rows = found["Loss (nats/token)"]
     assert heads == ["256 tokens", "512 tokens", "1,024 tokens"]
-    assert rows["baseline"][-1].line == "12.000 (10.800 to 13.200)"
+    assert rows["baseline"][-1].line() == "12.000 (10.800 to 13.200)"
     assert [cell.best for cell in rows["yarn"]] == [False, True, True]
     assert not any(cell.best for cell in rows["floor"])
     _, perplexities = found["Perplexity"]
-    assert perplexities["baseline"][-1].line == "1.628e+05 (4.902e+04 to 5.404e+05)"
+    assert perplexities["baseline"][-1].line() == "1.628e+05 (4.902e+04 to 5.404e+05)"
     _, answers = found["Answer log-prob (nats/token)"]
     assert answers["yarn"][-1].text == "-0.83"
 
@@ -55,7 +62,7 @@ def test_losses_and_gains_have_a_row_for_every_range():
     heads, rows = found["Loss (nats/token), by position"]
     assert heads == ["baseline", "yarn", "floor"]
     assert list(rows) == ["0 to 256", "256 to 512", "512 to 1,024"]
-    assert rows["512 to 1,024"][1].line == "0.550 (0.495 to 0.605)"
+    assert rows["512 to 1,024"][1].line() == "0.550 (0.495 to 0.605)"
     assert [cell.best for cell in rows["0 to 256"]] == [True, False, False]
     heads, rows = found["Gain from the longer context (nats/token), by position"]
     assert heads == ["baseline", "yarn"]
@@ -140,3 +147,11 @@ def test_a_ranking_shows_losses_and_answers_with_their_differences():
         ["passkey", "linear", "15/60", "-2.27", "+0.72", "better"],
         ["passkey", "baseline", "0/60", "-3.00", "", ""],
     ]
+
+
+def test_on_a_narrow_screen_intervals_stand_below_their_values():
+    cells = [Cell("a"), Cell("1.5", "1 to 2"), Cell("2.5", "2 to 3")]
+    table = Table("caption", ["", "short", "long"], [cells])
+    assert table_text(table, 40).splitlines()[2:] == ["a  1.5 (1 to 2)  2.5 (2 to 3)"]
+    lines = table_text(table, 24).splitlines()
+    assert lines[2:] == ["a       1.5       2.5", "   (1 to 2)  (2 to 3)"]
