@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ropepatch.training.forecast import Forecast
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Extension:
     """An extended checkpoint. You can use it wherever a path is expected.
 
@@ -56,10 +56,10 @@ class Extension:
 
     folder: Path
     plan: Plan
-    record: dict[str, Any] = field(default_factory=dict, repr=False)
+    record: dict[str, Any] = field(default_factory=dict)
     check: records.ShortContextCheck | None = None
-    forecast: Forecast | None = field(default=None, repr=False)
-    obstacles: tuple[RopepatchError, ...] = field(default=(), repr=False)
+    forecast: Forecast | None = None
+    obstacles: tuple[RopepatchError, ...] = ()
 
     def __fspath__(self) -> str:
         return os.fspath(self.folder)
@@ -85,6 +85,8 @@ class Extension:
                 f"{how} stock transformers: frequencies {verified['frequencies']}, logits {verified['logits']}"
             )
         return "\n".join(lines)
+
+    __repr__ = outcome
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON-ready data; after a dry run the plan, and with a recipe its `training`."""
