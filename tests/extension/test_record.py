@@ -7,7 +7,14 @@ from checkpoint_folders import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import Record, ShortContextCheck, amend, read, write
+from ropepatch.extension.record import (
+    Record,
+    ShortContextCheck,
+    amend,
+    context_before,
+    read,
+    write,
+)
 from ropepatch.model.checkpoint import RECORD, Checkpoint
 
 TRAINING = RECORDS["trained"]["training"]
@@ -68,6 +75,13 @@ def test_no_path_of_this_machine_is_written(record, tmp_path):
     for one in (made, record.amended(model=path, **given)):
         write(tmp_path, one)
         assert "zorro" not in (tmp_path / RECORD).read_text()
+
+
+def test_a_training_ends_the_untrained_extensions(record, tmp_path):
+    base = record.amended(original_max_position_embeddings=64)
+    trained = record.amended(training=TRAINING, earlier=base)
+    write(tmp_path, record.amended(weights="w", earlier=trained))
+    assert context_before(tmp_path, "w") == 256
 
 
 def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path):
