@@ -65,8 +65,8 @@ def test_amending_keeps_unknown_keys(record, tmp_path):
     assert "command" not in amend(tmp_path, command=None).to_dict()
 
 
-def test_no_path_of_this_machine_is_written(record, tmp_path):
-    path = "/home/zorro/llama"
+@pytest.mark.parametrize("path", ["/home/zorro/llama", "https://zorro:key@host/llama"])
+def test_no_path_of_this_machine_is_written(path, record, tmp_path):
     sources = ({"text": path},)
     trained = TRAINING | {"recipe": {"data": {"sources": sources}}}
     earlier = record.model_copy(update={"model": path})
