@@ -44,7 +44,8 @@ def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(
         )
 
     passkeys = rows(["passkey"], range(2 * ROUND))
-    for part in (passkeys[:ROUND], passkeys[ROUND:]):
+    several = rows(["number"], range(ROUND))
+    for part in (passkeys[:ROUND], passkeys[ROUND:], several):
         counts = torch.histc(torch.tensor([depth(row) for row in part]), 4, 0, 1)
         assert counts.min() >= ROUND / 8
     assert len({tuple(row.ids.tolist()) for row in passkeys}) == 2 * ROUND
