@@ -65,53 +65,9 @@ def test_the_header_of_a_recipe_names_its_gpu_memory(name):
         assert not recipe.watch.passkey_trials
 
 
-def full_recipe():
-    """Every section and every kind of value, as a file holds them."""
-    return {
-        "model": "tiny",
-        "to": "8x",
-        "method": {"name": "yarn", "beta_fast": 16},
-        "data": {
-            "sources": [
-                {
-                    "text": "books",
-                    "field": "text",
-                    "split": "train",
-                    "min_tokens": "4k",
-                    "weight": 2,
-                },
-                {"generated": "tales", "weight": 1.5},
-            ],
-            "windows": ["1x", 512],
-            "tokens_per_batch": "2k",
-            "boundaries": False,
-        },
-        "positions": {"name": "pose", "chunks": 3},
-        "distil": {
-            "remapping": {"name": "rerope", "window": 64},
-            "temperature": 2,
-            "cross_entropy": 0.1,
-        },
-        "lora": {
-            "r": 4,
-            "lora_dropout": 0.1,
-            "target_modules": ["q_proj"],
-            "use_dora": True,
-        },
-        "trainer": {
-            "max_steps": 3,
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "cosine",
-        },
-        "watch": {
-            "every": 2,
-            "text": "books",
-            "passkey_trials": 0,
-            "max_short_loss_increase": 0,
-        },
-        "save": "merged",
-        "seed": 3,
-    }
+def a_recipe():
+    file = find_shipped("mistral-7b-yarn-64k", RECIPES, "recipe")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -177,7 +133,7 @@ def read(tmp_path):
     ],
 )
 def test_what_no_recipe_can_hold_is_refused(read, path, value, said):
-    content = full_recipe() | {"save": "adapter"}
+    content = a_recipe() | {"save": "adapter"}
     *sections, last = path
     (content[sections[0]] if sections else content)[last] = value
     with pytest.raises(RopepatchError, match=rf"mine\.yaml: .*{re.escape(said)}"):
@@ -188,7 +144,7 @@ def test_what_no_recipe_can_hold_is_refused(read, path, value, said):
     "key", ["hub_token", "output_dir", "fsdp", "eval_steps", "push_to_hub"]
 )
 def test_an_argument_that_ropepatch_sets_is_refused(read, key):
-    content = full_recipe()
+    content = a_recipe()
     content["trainer"][key] = "secret"
     with pytest.raises(
         RopepatchError, match=f"unknown recipe key 'trainer.{key}'"

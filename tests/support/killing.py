@@ -5,8 +5,6 @@ and requests to a Hub are counted. At a number drawn from a seed the command kil
 it in the middle of a file, independently of any clock.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import unquote
 
-Answer = tuple[int, dict[str, str], bytes]  # status, headers and body
-
 
 class Request(BaseHTTPRequestHandler):
     """`command`, `headers`, `path` as sent; the connection closes after `cut` bytes of the answer."""
@@ -36,7 +34,10 @@ class Request(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(answer):
-    """Serve a function at an address within the block; where it returns None, the connection closes."""
+    """Serve a function at an address within the block.
+
+    It returns the status, the headers and the body; where it returns None, the connection closes.
+    """
 
     class Handler(Request):
         def serve(self):

@@ -49,7 +49,7 @@ def test_documents_begin_with_a_first_token_and_have_one_length(bos, eos, first)
 
 
 def write_tiny(folder, tokenizer, tokens, **changes):
-    settings = {"length": 32, "tokens": tokens, "seed": 0} | changes
+    settings = {"length": 8, "tokens": tokens, "seed": 0} | changes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPEPATCH_CACHE", str(folder))
         return self_written(Checkpoint(TINY), tokenizer, **settings)

@@ -18,12 +18,11 @@ from gguf_files import write_gguf
 from run_recipes import small_recipe
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
-from transformers import PreTrainedConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import amend
-from ropepatch.files import read_json, read_text
+from ropepatch.files import read_json
 from ropepatch.model.checkpoint import TINY
 
 
@@ -83,32 +82,6 @@ def test_a_checkpoint_that_was_changed_since_is_not_kept(change, tmp_path):
     change(folder)
     with pytest.raises(RopepatchError, match="out already exists"):
         ropepatch.extend("tiny", folder, to=512, reading=False)
-
-
-def test_config_json_is_opened_once_by_ropepatch(tmp_path, monkeypatch):
-    opened = []
-
-    def noted(read, at):
-        def reading(*arguments):
-            file = Path(arguments[at])
-            if file.name == "config.json":
-                opened.append("source" if file.parent == TINY else "written")
-            return read(*arguments)
-
-        return reading
-
-    stock = PreTrainedConfig._dict_from_json_file.__func__
-    monkeypatch.setattr("ropepatch.files.read_text", noted(read_text, 0))
-    ropepatch.extend(
-        "tiny", tmp_path / "out", to="2x", reading=False, say=lambda line: None
-    )
-    assert [*map(opened.count, ("source", "written"))] == [1, 1]
-    opened.clear()
-    monkeypatch.setattr(
-        PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1))
-    )
-    ropepatch.load("tiny", device="cpu")
-    assert opened == ["source", "source"]  # once by stock transformers
 
 
 def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(
