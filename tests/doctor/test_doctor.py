@@ -69,7 +69,9 @@ def test_bundled_and_real_checkpoints_have_no_findings(shared, template):
 
 def test_changed_or_missing_remapping_code_is_an_error(template, tmp_path):
     out = ropepatch.extend(
-        ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out"
+        ropepatch.plan(template, to=256, method="self-extend"),
+        tmp_path / "out",
+        reading=False,
     ).folder
     assert [one.code for one in diagnose(out).findings] == ["not-in-transformers"]
     code = next(out.glob("*.py"))

@@ -272,6 +272,9 @@ CHECKS = {
     a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1]],
     default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
 }
+# Saved as the same rope type as another method, from other numbers
+ALIKE = {"ntk-by-parts", "abf", "ntk-fixed", "ntk-mixed", "giraffe-power"}
+ALIKE |= {"giraffe-truncated", "resonance", "custom"}
 # The written keys of others can fail only with those of these, or in their own test
 WRITTEN = {"gemma3_text", "deepseek_v3", "llama", "ministral3", "qwen3_vl"}
 
@@ -280,6 +283,8 @@ def is_rare(check, case):
     """Whether a case runs in the sweep."""
     if check is a_written_checkpoint_equals_the_patched_model:
         return case.model_type not in WRITTEN
+    if case in SCALINGS:
+        return case.name in ALIKE
     return case in COMPOSITES and case.model_type not in FIRST
 
 

@@ -125,10 +125,11 @@ def test_a_change_of_dtype_device_or_weights_keeps_the_frequencies(family, cast)
     assert torch.equal(table, plan.frequencies().inv_freq)
 
 
-def test_a_patched_model_compiles_without_a_graph_break(model, ids):
+def test_a_patched_model_compiles_without_a_graph_break(ids):
+    model = tiny_model("llama", num_hidden_layers=1)
     ropepatch.patch(model, plan_for(model))
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert (logits(compiled, ids) - logits(model, ids)).abs().max() < 1e-4
     assert ropepatch.active(compiled).plan.method.name == "yarn"
 

@@ -126,7 +126,7 @@ def test_a_bfloat16_checkpoint_stays_bfloat16_and_reloads_equal(source, out):
 
 def test_an_extended_checkpoint_extends_again_and_records_both(source, out, tmp_path):
     once = extend(source, tmp_path / "once")
-    ropepatch.extend(once, out, to=4 * TARGET, method="linear")
+    ropepatch.extend(once, out, to=4 * TARGET, method="linear", reading=False)
     assert_as_patched(once, out, "linear", 4 * TARGET)
     assert read(out / "ropepatch.json")["earlier"] == read(once / "ropepatch.json")
 
@@ -376,7 +376,7 @@ def test_weights_or_logits_that_are_not_finite_are_rejected(
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_a_config_with_return_dict_false_is_extended_and_verified(source, out, method):
     edit_json(source / "config.json", return_dict=False)
-    ropepatch.extend(source, out, to=TARGET, method=method)
+    ropepatch.extend(source, out, to=TARGET, method=method, reading=False)
     assert ropepatch.load(out)[0].config.return_dict
 
 
