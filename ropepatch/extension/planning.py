@@ -28,7 +28,7 @@ from ropepatch.model.config import (
     dual_chunk_original,
     switches,
 )
-from ropepatch.model.gguf import FREQS, GgufModel
+from ropepatch.model.gguf import GgufModel
 from ropepatch.scaling import METHODS, Scaling, YaRN
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Method, Rope
@@ -334,6 +334,4 @@ def _of_gguf(plan: Planned, model: GgufModel) -> Iterator[str]:
             f"a llama-server with a context of up to {rope.original} tokens a slot uses rope_factors_short, "
             "which does not change, any other rope_factors_long; the attention factor applies to both"
         )
-    if plan.change.tables.get(FREQS):
-        yield f"forks of llama.cpp that ignore {FREQS} (ik_llama.cpp) silently run this file unscaled"
     yield "transformers drops every RoPE scaling when it loads a GGUF file"

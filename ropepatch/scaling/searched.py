@@ -6,22 +6,15 @@ import math
 from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator
+from pydantic import Field
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import ORIGINAL, Rope, Scaling
 from ropepatch.settings import Amount, Several
 
-
-def _check_divisors(divisors: tuple[float, ...]) -> tuple[float, ...]:
-    """Raise a ValueError unless every frequency fits float32."""
-    if not all(1e-30 <= divisor <= 1e30 for divisor in divisors):
-        raise ValueError("Input should be numbers from 1e-30 to 1e30")
-    return divisors
-
-
-Divisors = Annotated[Several[float], AfterValidator(_check_divisors)]
+# So that every frequency fits float32
+Divisors = Several[Annotated[float, Field(ge=1e-30, le=1e30)]]
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
