@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch.attention import REMAPPINGS
-from ropepatch.cli import GROUPS, app
+from ropepatch.cli import app, listing, look, make, measure
 from ropepatch.cli.derive import Command
 from ropepatch.cli.listing import defaults_of
 from ropepatch.doctor.diagnosis import Diagnosis
@@ -231,8 +231,8 @@ def tasks() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """A section for every command, in the order of `ropepatch --help`."""
-    for heading, room in GROUPS.items():
-        yield f"## {heading}"
+    for room in (make, measure, look, listing):
+        yield f"## {room.GROUP.name}"
         for name in sorted(name for name in app if room.GROUP in app[name].group):
             text = io.StringIO()
             app.help_print([name], console=Console(file=text, width=100))

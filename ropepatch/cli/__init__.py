@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
-from ropepatch.cli import listing, look, make, measure
+from ropepatch.cli import listing, look, make, measure  # noqa: F401  # they add the commands
 from ropepatch.cli.derive import app
 from ropepatch.cli.streams import printable_logs
 from ropepatch.errors import RopepatchError, is_out_of_memory
@@ -21,7 +21,6 @@ from ropepatch.errors import RopepatchError, is_out_of_memory
 LESS_MEMORY = (
     "use shorter lengths; in a copy of a recipe, set gradient_checkpointing: true"
 )
-GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 
 def main() -> None:

@@ -21,8 +21,6 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
         method: The name of the method.
         settings: The texts: values as in YAML, lists with commas, or a JSON file with a list.
     """
-    if not settings:
-        return {}
     parameters: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
