@@ -1,12 +1,13 @@
 """Run the missing measurements, the most useful first, within a time limit.
 
     python eval/run.py --dry-run
-    python eval/run.py --minutes 9 --device cuda
+    python eval/run.py --minutes 9 --device cuda --at-once 8
 
 Each entry is one command in its own process: it adds the rows that a file of eval/results lacks, or makes a
 model for such rows in the folder `--models`. The minutes of an entry are those of its first row; it starts if
-they are left. The end of the time and Ctrl-C interrupt it; every finished row is kept, and the same command
-resumes. The output of the commands is in `--models`/logs.
+they are left. With `--at-once` several run at a time, which a GPU with much memory allows. The end of the time
+and Ctrl-C interrupt them; every finished row is kept, and the same command resumes. The output of the commands
+is in `--models`/logs.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ SMOLLM2, GEMMA = "smollm2", "gemma3-270m"
 STRONGER_NTK = "ntk:factor=2.93"  # halves the first pair without a full turn in 8,192 tokens: 2 ** (62 / 40)
 PUBLISHED_LINEAR = "linear:factor=8"  # of Gemma 3's larger sizes, from 32k to 128k, on the global layers
 SAVES = 60  # seconds for an interrupted command to save
+ASKED = "quote,number,sentence"  # in a text; students are taught one of them, in other words
 Minutes = tuple[float | None, float | None]  # on a CPU, and on a GPU; None: not there
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
     """One command.
 
@@ -105,22 +107,23 @@ def entries(models: Path) -> Iterator[Entry]:
         (12, 0.1),
         kinds="fact,chain",
     )
-    students = tuple(f"student-short-{seed}" for seed in range(3))
-    asked = "quote,number,sentence"  # in a text; students are taught one of them, in other words
-    reach = ("yarn", *students, "baseline", "dca", "student-plain-0")
-    yield from pages(models, SMOLLM2, "16k", reach, (4, 0.1), kinds=asked)
+    trainings = ("student", "student-short", "student-plain", "student-long")
+    students = [f"{name}-{seed}" for name in trainings for seed in range(3)]
+    for to, methods, minutes in (
+        ("16k", ["yarn", "baseline", *students[:6], "dca", *students[6:]], (4, 0.1)),
+        ("32k", ["yarn", "baseline", "dca", *students[:3]], (9, 0.3)),
+    ):
+        yield from pages(models, SMOLLM2, to, methods, minutes, kinds=ASKED)
     yield from pages(
         models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3)
     )
-    yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
+    published = ("baseline", "yarn", PUBLISHED_LINEAR)
     yield from pages(
-        models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (9, 0.5), first=4
+        models, GEMMA, "64k", (*published, *students[:3]), (None, 0.5), kinds=ASKED
     )
-    yield from pages(models, SMOLLM2, "32k", ("student",), (40, 0.3))
-    yield from pages(
-        models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (None, 0.5)
-    )
+    yield from pages(models, GEMMA, "64k", published, (9, 0.5), first=4)
+    yield from pages(models, GEMMA, "64k", published, (None, 0.5))
     for device, minutes in (("cuda", (None, 0.5)), ("cpu", (1, None))):
         words = ["eval/benchmarks/attention_cost.py", "--device", device]
         yield Entry(
@@ -136,12 +139,11 @@ STUDIES = {  # of small models, with the minutes of a row
     "remappings/remappings_study": 0.5,
     "distil/distil_study": 10,
 }
-MAKERS: dict[str, tuple[list[str], Minutes]] = {  # of students
-    **{
-        name: ([f"{PAGES}/students.py"], (20, 2))
-        for name in (*(f"student-short-{seed}" for seed in range(3)), "student-plain-0")
-    },
-    "student": (["-m", "ropepatch", "train", "--recipe", "distil"], (550, 28)),
+STUDENTS: dict[str, Minutes] = {  # the minutes of their trainings, see `students.py`
+    "student": (140, 2),
+    "student-short": (20, 1),
+    "student-plain": (140, 2),
+    "student-long": (None, 6),
 }
 
 
@@ -163,60 +165,57 @@ def pages(
     kinds: str = "",
 ) -> Iterator[Entry]:
     """The first pages of a model with those of these methods that lack some, after the students they need."""
-    model, place = models / name, models / f"{name}-{to}"
     file = f"eval/results/{'-'.join([name, *filter(None, kinds.split(','))])}.json"
     rows, target = Rows(ROOT / file, name), relative_length(to, 1)
-    left = [
-        one
-        for one in methods
-        if len(rows.of(model=name, target=target, method=one)) < first
-    ]
-    if not left:
-        return
-    made = {method: place / method for method in left if method in MAKERS}
-    for method, out in made.items():
-        command, taken = MAKERS[method]
-        words = [*command, str(model), "--to", to, "--out", str(out)]
-        title = f"{name} to {to}, {method}, made"
-        yield Entry(title=title, words=words, minutes=taken, makes=out, needs=[model])
-    listed = ",".join(str(made.get(method, method)) for method in left)
-    words = [f"{PAGES}/pages_study.py", str(model), "--to", to, "--methods", listed]
-    words += ["--dtype", "bfloat16", "--json", file]
-    if kinds:
-        words += ["--kinds", kinds]
-    if first < 8:
-        words += ["--only", *(f"page={number}" for number in range(first))]
-    asked = f" of {kinds}" if kinds else ""
-    title = f"{name} to {to}, {first} pages{asked}: {', '.join(left)}"
-    yield Entry(
-        title=title, words=words, minutes=minutes, needs=[model, *made.values()]
-    )
+    for method in methods:
+        if len(rows.of(model=name, target=target, method=method)) >= first:
+            continue
+        needs, measured = [models / name], method
+        if method.startswith("student"):
+            made = models / f"{name}-{to}" / method
+            needs, measured = [*needs, made], str(made)
+            words = [f"{PAGES}/students.py", str(models / name), "--to", to]
+            yield Entry(
+                title=f"{name} to {to}, {method}, made",
+                words=[*words, "--out", str(made)],
+                minutes=STUDENTS[method.rpartition("-")[0]],
+                makes=made,
+                needs=[models / name],
+            )
+        words = [f"{PAGES}/pages_study.py", str(models / name), "--to", to]
+        words += ["--methods", measured, "--dtype", "bfloat16", "--json", file]
+        if kinds:
+            words += ["--kinds", kinds]
+        if first < 8:
+            words += ["--only", *(f"page={number}" for number in range(first))]
+        asked = f" of {kinds}" if kinds else ""
+        yield Entry(
+            title=f"{name} to {to}, {first} pages{asked}: {method}",
+            words=words,
+            minutes=minutes,
+            needs=needs,
+        )
 
 
 # Running
 
 
-def run(entry: Entry, minutes: float, log: Path) -> int | None:
-    """The exit code of an entry; None if it was interrupted at the end of the time."""
-    words, partial = [sys.executable, *entry.words], None
+def start(entry: Entry, log: Path, minutes: float) -> subprocess.Popen[bytes]:
+    """Start an entry's command; a model is made under another name."""
+    words = [sys.executable, *entry.words]
     if entry.makes:
-        partial = entry.makes.parent / "partial" / entry.makes.name
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        words = [str(partial) if word == str(entry.makes) else word for word in words]
+        other = partial(entry.makes)
+        other.parent.mkdir(parents=True, exist_ok=True)
+        words = [str(other) if word == str(entry.makes) else word for word in words]
     elif minutes < math.inf:
         words += ["--minutes", f"{minutes:.2f}"]
     with log.open("w", encoding="utf-8") as out:
-        child = subprocess.Popen(words, cwd=ROOT, stdout=out, stderr=out)
-        try:
-            code = child.wait(None if minutes == math.inf else 60 * minutes)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if child.poll() is None:
-                interrupt(child)
-    if entry.makes and partial and code == 0:
-        partial.rename(entry.makes)
-    return code
+        return subprocess.Popen(words, cwd=ROOT, stdout=out, stderr=out)
+
+
+def partial(made: Path) -> Path:
+    """The place of a model that is not complete."""
+    return made.parent / "partial" / made.name
 
 
 def interrupt(child: subprocess.Popen[bytes]) -> None:
@@ -227,6 +226,43 @@ def interrupt(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def run(left: list[Entry], logs: Path, end: float, gpu: bool, at_once: int) -> int:
+    """Run entries until the end of the time, several at once, and return the number that failed."""
+    running: dict[Entry, subprocess.Popen[bytes]] = {}
+    failed = 0
+    try:
+        while (remaining := (end - time.monotonic()) / 60) > 0:
+            for entry, child in list(running.items()):
+                if child.poll() is None:
+                    continue
+                del running[entry]
+                failed += bool(child.returncode)
+                if entry.makes and not child.returncode:
+                    partial(entry.makes).rename(entry.makes)
+                log_line(f"{entry.title}: exit code {child.returncode}")
+            ready = [
+                one
+                for one in left
+                if not one.waits_for() and (one.minutes[gpu] or 0) <= remaining
+            ]
+            if ready and len(running) < at_once:
+                left.remove(ready[0])
+                name = ready[0].title.replace("/", "-")[:80]
+                log_line(f"{ready[0].title}: begins")
+                running[ready[0]] = start(ready[0], logs / f"{name}.log", remaining)
+            elif running:
+                time.sleep(0.5)
+            else:
+                break
+    except KeyboardInterrupt:
+        failed += 1
+    finally:
+        for entry, child in running.items():
+            interrupt(child)
+            log_line(f"{entry.title}: interrupted")
+    return failed
 
 
 def main() -> None:
@@ -240,33 +276,30 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="default: a GPU, if there is one"
     )
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="default: 1"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what is left")
     parser.add_argument(
         "--models", type=Path, default=default_cache().parent / "eval", metavar="FOLDER"
     )
     given = parser.parse_args()
     gpu = given.device == "cuda" if given.device else torch.cuda.is_available()
-    logs = given.models.absolute() / "logs"
-    end, failed = time.monotonic() + 60 * given.minutes, 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for entry in entries(given.models.absolute()):
-        stated = entry.minutes[gpu]
-        if stated is None or entry.is_done():
-            continue
-        remaining = (end - time.monotonic()) / 60
-        if missing := entry.waits_for():
-            log_line(f"{entry.title}: needs {missing[0]}")
-        elif given.dry_run or stated > remaining:
-            log_line(f"{entry.title}: left, {stated:g} minutes for the first")
-        else:
-            log_line(f"{entry.title}: begins")
-            logs.mkdir(parents=True, exist_ok=True)
-            log = logs / f"{entry.title.replace('/', '-')[:80]}.log"
-            code = run(entry, remaining, log)
-            failed += bool(code)
-            log_line(
-                f"{entry.title}: {'interrupted' if code is None else f'exit code {code}, {log}'}"
-            )
+    models = given.models.absolute()
+    end = time.monotonic() + 60 * given.minutes
+    left = [
+        entry
+        for entry in entries(models)
+        if entry.minutes[gpu] is not None and not entry.is_done()
+    ]
+    failed = 0
+    if not given.dry_run:
+        logs = models / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        failed = run(left, logs, end, gpu, given.at_once)
+    for entry in left:
+        log_line(f"{entry.title}: left, {entry.minutes[gpu]:g} minutes for the first")
     sys.exit(bool(failed))
 
 
