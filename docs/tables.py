@@ -56,14 +56,13 @@ ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
 SMOLLM2 = (8192, 16384)  # original and target length
 SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192; de-quantised weights)"
+GEMMA = "Gemma 3 270M (268,098,176 parameters, original length 32,768)"
 FURTHER = {  # pages of `eval/run.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
     ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,
-    (
-        "gemma3-270m",
-        32768,
-        65536,
-    ): "Gemma 3 270M (268,098,176 parameters, original length 32,768)",
+    ("smollm2-quote-number-sentence", 8192, 32768): SMOLLM2_INSTRUCT,
+    ("gemma3-270m", 32768, 65536): GEMMA,
+    ("gemma3-270m-quote-number-sentence", 32768, 65536): GEMMA,
 }
 
 
