@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.files import check_secrets
-from ropepatch.model.checkpoint import CODE
+from ropepatch.model.checkpoint import CODE, READING
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card.writing import MARKER
 from ropepatch.publishing.contents import judge
@@ -451,6 +451,14 @@ def test_what_is_not_proven_speaks_against_a_push(folder, name):
     assert reason in "; ".join(judgement.against)
     assert note in "; ".join(judgement.notes)
     assert bool(judgement.against + judgement.notes) == bool(reason or note)
+
+
+def test_a_fingerprint_of_other_weights_speaks_against_a_push(folder):
+    reading = {"version": 1, "weights": "others", "window": 1, "target": 2}
+    reading |= {"vocabulary": 9, "ids": [3, 4], "positions": [1, 2], "alike": []}
+    tops = {"right": [{"5": -0.1}, {"6": -0.1}]}
+    write(folder / READING, reading | {"tops": tops, "rounded": [0.0, 0.0]})
+    assert judge(folder).against == [f"{READING} belongs to other weights"]
 
 
 @pytest.mark.parametrize(
