@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import listening
 import pytest
@@ -12,7 +13,7 @@ from engines import Engine
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.checkpoint import READING, Checkpoint
-from ropepatch.probing import client
+from ropepatch.probing import asking, client
 from ropepatch.probing import reading as readings
 from ropepatch.probing.judging import CUT_OFF
 from ropepatch.probing.reading import RIGHT, UNSCALED
@@ -123,6 +124,12 @@ def test_an_invalid_response_raises_a_one_line_error(probed, reply):
     with pytest.raises(RopepatchError) as error:
         probed(Manners(before=10**6, reply=reply))
     assert "\n" not in str(error.value)
+
+
+def test_a_text_of_two_tokens_names_neither():
+    tokenizer = SimpleNamespace(batch_decode=lambda ids: ["a", "b", "a"])
+    asked = asking._Asking(None, SimpleNamespace(vocabulary=3), tokenizer, None)
+    assert asked.texts == {"b": 1}
 
 
 def test_positions_without_an_answer_do_not_change_the_verdict(extended, probed):
