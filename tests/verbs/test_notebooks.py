@@ -22,10 +22,12 @@ def cells_of(notebook, kind):
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
-def shown(name, **names):
-    """The values that the cells of a notebook show, in order, and their variables."""
-    values = []
+def shown(name, edits=()):
+    """The values that the cells of a notebook show after edits, in order, and their variables."""
+    values, names = [], {}
     for cell in cells_of(ROOT / "recipes" / "notebooks" / f"{name}.ipynb", "code"):
+        for old, new in edits:
+            cell = cell.replace(old, new)
         *body, last = ast.parse(cell).body
         if not isinstance(last, ast.Expr):
             body.append(last)
@@ -45,7 +47,7 @@ def place(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
-def test_notebooks_install_only_in_colab_and_have_no_outputs(notebook, monkeypatch):
+def test_notebooks_install_only_in_colab(notebook, monkeypatch):
     repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "urls"
     ]["Repository"]
@@ -54,14 +56,6 @@ def test_notebooks_install_only_in_colab_and_have_no_outputs(notebook, monkeypat
     )
     title, install = cells_of(notebook, "markdown")[0], cells_of(notebook, "code")[0]
     assert f"({at_colab}/blob/main/{notebook.relative_to(ROOT)})" in title
-    cells = [
-        cell
-        for cell in json.loads(notebook.read_text())["cells"]
-        if cell["cell_type"] == "code"
-    ]
-    assert all(
-        cell["outputs"] == [] and cell["execution_count"] is None for cell in cells
-    )
     ran = []
     monkeypatch.setattr("subprocess.run", lambda line, **_: ran.append(line))
     exec(install, {})
@@ -71,6 +65,22 @@ def test_notebooks_install_only_in_colab_and_have_no_outputs(notebook, monkeypat
     *_, package = ran[-1]
     assert package.startswith("ropepatch[")
     assert package.endswith(f"@ git+{repository}")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
+def test_notebooks_carry_the_outputs_of_one_whole_run(notebook):
+    cells = json.loads(notebook.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, 1 + len(code))]
+    for cell in code:
+        source, outputs = "".join(cell["source"]), cell["outputs"]
+        if "print(" in source or isinstance(ast.parse(source).body[-1], ast.Expr):
+            assert outputs
+        assert "error" not in {out["output_type"] for out in outputs}
+        texts = [out.get("text") or out["data"]["text/plain"] for out in outputs]
+        for place in ("/work", "/tmp", "/home", "/root", str(Path.home())):
+            assert place not in "".join(map("".join, texts))
+    assert notebook.stat().st_size < 120_000
 
 
 @pytest.mark.slow
@@ -83,6 +93,19 @@ def test_the_extend_notebook_extends_a_model(place):
     for figure in (pairs, losses):
         assert figure._repr_png_().startswith(PNG)
     assert [path.name for path in place.iterdir()] == ["tiny-1k"]
+
+
+@pytest.mark.slow
+def test_the_smollm2_notebook_runs_on_the_bundled_model(place):
+    edits = [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "tiny"),
+        ("16k", "1k"),
+        ("8k", "256"),
+    ]
+    (plan, before, scaled, extension, rope), _ = shown("smollm2", edits)
+    assert set(before.lengths) == set(scaled.lengths) == {256, plan.target}
+    assert extension.record["verified"]["logits"] == "equal"
+    assert rope["rope_type"] == "yarn"
 
 
 @pytest.mark.slow
