@@ -17,10 +17,12 @@ from checkpoint_folders import contents, edit_json
 from gguf_files import write_gguf
 
 import ropepatch
+from ropepatch.extension.record import ShortContextCheck
 from ropepatch.files import PACKAGE
 from ropepatch.probing.asking import Probed
 from ropepatch.probing.judging import CUT_OFF, UNDECIDED, Judgement
 from ropepatch.probing.reading import RIGHT, TWICE
+from ropepatch.verbs.extend import Extension
 
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300
@@ -201,6 +203,14 @@ def test_the_exit_code_of_probe_follows_its_verdict(
     probed = Probed("http://x", "src", reading, judgement, ())
     monkeypatch.setattr("ropepatch.probing.asking.probe", lambda *_, **__: probed)
     assert run_here("probe", "http://x", "src").returncode == code
+
+
+@pytest.mark.parametrize(("most", "code"), [(0.1, 0), (0.01, 1)])
+def test_the_exit_code_of_train_follows_its_check(most, code, monkeypatch, run_here):
+    check = ShortContextCheck.of(2.0, 2.1, most)
+    trained = Extension(Path("out"), ropepatch.plan("tiny", to=512), check=check)
+    monkeypatch.setattr("ropepatch.verbs.train.train", lambda *_, **__: trained)
+    assert run_here("train", "tiny", "--recipe", "tiny").returncode == code
 
 
 CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
