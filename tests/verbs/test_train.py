@@ -253,6 +253,7 @@ def test_a_given_text_replaces_the_texts_of_a_recipe(tmp_path):
         )
         sources = ahead.forecast.recipe.data.sources
         assert (sources[0].text, len(sources)) == (str(text), 1 + questions)
+        assert ahead.forecast.recipe.watch.text is None
         assert not ahead.obstacles
 
 
