@@ -143,6 +143,19 @@ def test_retrieval_that_does_not_fit_is_left_out(measured):
     assert (choice.method, choice.ranking.rows[0].answers) == ("yarn", {})
 
 
+def test_compare_draws_its_prompts_by_the_given_seed(monkeypatch):
+    suites = []
+
+    def measure(suite, source, **options):
+        suites.append(suite)
+        return iter(HELPS)
+
+    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure)
+    quiet = {"say": lambda line: None}
+    ropepatch.compare("tiny", to=1024, methods="yarn", seed=7, **quiet)
+    assert suites[0].tasks[-1].seed == 7
+
+
 # The output of compare
 
 
