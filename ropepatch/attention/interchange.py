@@ -5,7 +5,6 @@ Running a model on a few tokens shows which layers rotate their queries and keys
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,8 +37,6 @@ from ropepatch.model.rotary import (
 ATTENTION = ("_attn_implementation_internal",)
 # Arguments with which a model changes its scores
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")
-
-logger = logging.getLogger("ropepatch")
 
 
 class PositionsInAttention(Unrotated, RotarySubstitute):
@@ -74,11 +71,6 @@ class PositionsInAttention(Unrotated, RotarySubstitute):
         model.set_submodule(path, self)
         self.fill_slots()
         set_attention(model, self.attention)
-        logger.info(
-            "%s: attention encodes positions: %s",
-            type(model).__name__,
-            self.extra_repr(),
-        )
 
     def fill_slots(self) -> None:
         """Make attention find these positions."""

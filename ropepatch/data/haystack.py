@@ -14,7 +14,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain, count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,13 +78,22 @@ class Kind(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Questions whose answers are numbers; ``{thing}`` and ``{key}`` stand for a thing and its number."""
+    """A kind of question whose answers are numbers.
+
+    ``{thing}`` and ``{key}`` stand for a thing and its number.
+    """
 
     needle: str
     question: str
     stem: str
     things: Sequence[str] = ()  # none for a single question
     digits: int = PASSKEY.digits
+    title: str = ""  # what the answer is
+
+    @property
+    def most(self) -> int:
+        """The largest number of items."""
+        return max(1, len(self.things))
 
     def draw(self, draw: random.Random, count: int) -> list[Item]:
         """Return items about different things, with different numbers."""
@@ -133,26 +141,23 @@ def _quotes(draw: random.Random, count: int) -> list[Item]:
     return [Item((), "", "", "")] * count
 
 
-KINDS: Mapping[str, Kind] = {
-    "passkey": Kind(
-        Numbers(PASSKEY.needle, *PASSKEY.question).draw, 1, "the one number of the text"
+KINDS: Mapping[str, Kind | Numbers] = {
+    "passkey": Numbers(
+        PASSKEY.needle, *PASSKEY.question, title="the one number of the text"
     ),
-    "number": Kind(
-        Numbers(
-            "The number of {thing} is {key}.",
-            "What is the number of {thing}?",
-            "The number of {thing} is",
-            THINGS,
-        ).draw,
-        len(THINGS),
-        "a number by the name of a thing",
+    "number": Numbers(
+        "The number of {thing} is {key}.",
+        "What is the number of {thing}?",
+        "The number of {thing} is",
+        THINGS,
+        title="a number by the name of a thing",
     ),
-    "sentence": Kind(
-        Numbers(
-            "{thing} {key}.", "One of these sentences again.", "{thing}", STEMS
-        ).draw,
-        len(STEMS),
-        "a number by the sentence that it ends",
+    "sentence": Numbers(
+        "{thing} {key}.",
+        "One of these sentences again.",
+        "{thing}",
+        STEMS,
+        title="a number by the sentence that it ends",
     ),
     "chain": Kind(
         _chain,
@@ -172,14 +177,16 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Question:
     """A question in tokens."""
 
     kind: str  # a name from `KINDS`
     ids: Tensor  # [Q], the question and the beginning of its answer
     answer: Tensor  # [A], the rest of the answer, which is scored
-    end: int  # the position in the haystack after the last needle that the answer needs
+    end: int = (
+        0  # the position in the haystack after the last needle that the answer needs
+    )
 
     def __len__(self) -> int:
         return len(self.ids) + len(self.answer)
@@ -222,7 +229,7 @@ class Haystacks:
     kinds: Sequence[str]
     seed: int = 0
     texts: Sequence[str] | None = None
-    pool: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
+    pool: Mapping[str, Kind | Numbers] = field(default_factory=lambda: KINDS)
     chat: tuple[str, str] = ("", " ")
 
     def __post_init__(self) -> None:
@@ -386,22 +393,13 @@ class Writer:
         return question, tokens
 
 
-@dataclass(eq=False)
-class _Key:
-    """A fact and its position in a haystack under construction."""
+class _Key(NamedTuple):
+    """A fact of a haystack under construction."""
 
-    kind: str
+    question: Question  # its end is set when the last needle is written
     stretch: int  # the part beyond the next shorter length
     depths: tuple[float, float]  # of its needles in the stretch, from 0 to 1
     needles: tuple[str, ...]
-    ids: list[int]  # of the question, with the beginning of the answer
-    answer: list[int]
-    end: int = 0  # of its last needle, set when it is written
-
-    @cached_property
-    def question(self) -> Question:
-        ids, answer = torch.tensor(self.ids), torch.tensor(self.answer)
-        return Question(self.kind, ids, answer, self.end)
 
 
 class _Page:
@@ -420,19 +418,17 @@ class _Page:
         if plan.pool is not KINDS:
             intro = ""
         self._ids = self._writer.begin(plan.chat[0] + intro)
-        room = max(len(key.ids) + len(key.answer) for key in keys)
+        room = max(len(key.question) for key in keys)
         stops = {length: length - room for length in plan.lengths}
         text = self._sentences(plan.texts or [])
         self._quotable = [False] * len(self._ids)
-        places: list[tuple[int, int]] = []
+        places = [len(self._ids), *stops.values()]
         for stretch, (length, stop) in enumerate(stops.items()):
-            begin = len(self._ids)
             own = [key for key in keys if key.stretch == stretch]
             self._fill(length, stop, own, text if plan.texts else self._filler())
-            places.append((begin, stop))
         for key in keys:
-            if key.kind == QUOTE:
-                self._quote(key, *places[key.stretch])
+            if key.question.kind == QUOTE:
+                self._quote(key, *places[key.stretch : key.stretch + 2])
         return Haystack(torch.tensor(self._ids), stops, self._asked(keys))
 
     def _keys(self) -> list[_Key]:
@@ -442,8 +438,8 @@ class _Page:
         for kind, of_kind in places.items():
             items = self._plan.pool[kind].draw(self._draw, len(of_kind))
             for place, item in zip(of_kind, items, strict=True):
-                asked = self._asked_of(kind, item)
-                keys.append(_Key(kind, *place, item.needles, *asked))
+                asked = map(torch.tensor, self._asked_of(kind, item))
+                keys.append(_Key(Question(kind, *asked), *place, item.needles))
         return keys
 
     def _asked_of(self, kind: str, item: Item) -> tuple[list[int], list[int]]:
@@ -465,15 +461,15 @@ class _Page:
         places = sorted(
             range(begin, end - size + 1), key=lambda place: abs(place - first)
         )
-        ids = torch.tensor(self._ids)
+        ids, question = torch.tensor(self._ids), key.question
         for place in places:
-            passage = self._ids[place : place + size]
             if not all(self._quotable[place : place + size]):
                 continue
             same = (ids.unfold(0, GIVEN, 1) == ids[place : place + GIVEN]).all(1)
             if int(same.sum()) == 1:
-                key.ids[-GIVEN:], key.answer = passage[:GIVEN], passage[GIVEN:]
-                key.end = place + size
+                passage = ids[place : place + size].clone()
+                question.ids[-GIVEN:], question.answer = passage.split([GIVEN, QUOTED])
+                question.end = place + size
                 self._quotable[place : place + size] = [False] * size
                 return
         raise RopepatchError(
@@ -523,7 +519,7 @@ class _Page:
                 _, key, ids = waiting.popleft()
                 self._ids += ids
                 self._quotable += [False] * len(ids)
-                key.end = len(self._ids)
+                key.question.end = len(self._ids)
             cut = min(surplus, len(sentence))
             self._ids += sentence[cut:]
             self._quotable += [True] * (len(sentence) - cut)
@@ -532,19 +528,20 @@ class _Page:
     def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:
         """Return the questions by length: `keys` of each kind, at even depths."""
         asked: dict[int, Sequence[Question]] = {}
-        before: dict[str, list[_Key]] = {kind: [] for kind in self._plan.kinds}
+        before: dict[str, list[Question]] = {kind: [] for kind in self._plan.kinds}
         for stretch, length in enumerate(self._plan.lengths):
             for kind, old in before.items():
                 new = [
-                    one for one in keys if (one.kind, one.stretch) == (kind, stretch)
+                    key.question
+                    for key in keys
+                    if (key.question.kind, key.stretch) == (kind, stretch)
                 ]
                 wanted = min(len(old), self._plan.keys - len(new))
                 shift = self._draw.random()  # so that many haystacks cover every depth
                 places = [int((at + shift) * len(old) / wanted) for at in range(wanted)]
                 kept = [old[place] for place in places]
-                before[kind] = sorted(kept + new, key=lambda key: key.end)
-            every = chain.from_iterable(before.values())
-            asked[length] = [key.question for key in every]
+                before[kind] = sorted(kept + new, key=lambda question: question.end)
+            asked[length] = list(chain.from_iterable(before.values()))
         return asked
 
     def _filler(self) -> Iterator[list[int]]:

@@ -5,29 +5,21 @@ Shapes: T tokens of a training sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ropepatch.data.haystack import (
-    KINDS,
-    WORDS,
-    Haystacks,
-    Kind,
-    Numbers,
-    Writer,
-    things,
-)
+from ropepatch.data.haystack import WORDS, Haystacks, Numbers, Writer, things
 from ropepatch.settings import key_of, seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Kinds of questions for training. No template, name or form of a number is one of `KINDS`, which eval asks.
-POOL = {
+TAUGHT = {
     "passkey": Numbers(
         "This pass key is {key}. Guard it: {key} is this pass key.",
         "Which pass key is this?",
@@ -49,11 +41,7 @@ POOL = {
         digits=6,
     ),
 }
-TAUGHT: Mapping[str, Kind] = {
-    name: Kind(kind.draw, max(1, len(kind.things)), KINDS[name].title)
-    for name, kind in POOL.items()
-}
-VERSION = key_of(POOL)  # of the questions
+VERSION = key_of(TAUGHT)  # of the questions
 ANSWERS = 0.5  # weight of an answer's mean loss, relative to that of its sequence
 KEYS = 4  # per sequence, with a question on one of them; a passkey is the only key
 ROUND = 64  # sequences whose questions are spread evenly over the depth

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 3  # version of entries and of the tokenisation
+FORMAT = 4  # version of entries and of the tokenisation
 ROWS = 64  # documents that memory holds until they are written
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ class TokenStore:
     name: str  # a path or an id
     documents: Dataset  # a row of token ids each, mapped from files
     starts: Tensor  # of each document, and the end of the last, int64 [D + 1]
-    short: int  # number of documents left out because they were too short
 
     @classmethod
     def of(cls, name: str, *entries: Dataset) -> TokenStore:
@@ -55,9 +54,8 @@ class TokenStore:
 
         documents = concatenate_datasets(entries)
         lengths = pc.list_value_length(documents.data.column(TOKEN_IDS)).to_numpy()
-        kept = lengths[lengths > 0]
-        starts = np.concatenate([[0], kept]).cumsum()
-        return cls(name, documents, torch.from_numpy(starts), len(lengths) - len(kept))
+        starts = np.concatenate([[0], lengths]).cumsum()
+        return cls(name, documents, torch.from_numpy(starts))
 
     @property
     def _stream(self) -> Any:
@@ -82,9 +80,8 @@ class TokenStore:
 
     @property
     def report(self) -> str:
-        """One line with the numbers of documents, tokens and dropped short documents."""
-        there = f"{len(self.starts) - 1:,} documents, {len(self):,} tokens"
-        return there + (f"; {self.short:,} too short, left out" if self.short else "")
+        """The numbers of documents and tokens, as text."""
+        return f"{len(self.starts) - 1:,} documents, {len(self):,} tokens"
 
     def first(self, tokens: int) -> TokenStore:
         """Return the first documents that together have that many tokens, or all if there are fewer."""
@@ -225,7 +222,6 @@ def _read(
         for ids in tokenise(tokenizer, batch, first=first_token(tokenizer)):
             read, longest = read + 1, max(longest, len(ids))
             if len(ids) < min_tokens:
-                yield ids[:0]
                 continue
             yield ids
             missing -= len(ids)

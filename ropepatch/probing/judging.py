@@ -30,6 +30,7 @@ WORDS = {
     CUT_OFF: "truncates prompts",
     UNDECIDED: "undecided",
 }
+ADVICE = "compare the engine's RoPE parameters with config.json, or serve weights of at least 8 bits"
 TINY = 1e-6  # least probability of several tokens together
 FLOOR = 2e-3  # nats: smaller divergences count as none
 FOREIGN = 0.1  # nats within the original length: more than any precision explains
@@ -39,7 +40,6 @@ WORSE = 8  # times the noise within the original length that a known error may d
 ROUNDED = 3
 CLOSER = 10  # times nearer than any other hypothesis: a known error whatever the noise
 EQUAL = 1e-4  # nats: two hypotheses explain an answer equally well
-FEWEST = 2  # hypotheses of the shortest fingerprint: right, and unscaled
 FEW = 4  # answers needed within and beyond the original length
 CHANCE = 0.01  # significance level at which one hypothesis beats another
 
@@ -193,11 +193,11 @@ def judge(
         near = f"no known error fits, the nearest hypothesis is {named(best)}"
         far = f"typical KL divergence {middle[best]:.2g} nats beyond {reading.window} tokens"
         explained = f"{noise:.2g} within, precision explains {allowed:.2g}"
-        return verdict(UNDECIDED, f"{near} ({far}, {explained}); {_advice(reading)}")
+        return verdict(UNDECIDED, f"{near} ({far}, {explained}); {ADVICE}")
     for rival in tables:
         if rival != best and not _beats(tables[best], tables[rival]):
             same = f"{named(best)} and {named(rival)} fit equally well"
-            return verdict(UNDECIDED, f"{same}; {_advice(reading)}")
+            return verdict(UNDECIDED, f"{same}; {ADVICE}")
     if best == RIGHT and UNSCALED in reading.alike:
         same = "with or without RoPE scaling this model predicts the same here"
         return verdict(UNDECIDED, same)
@@ -209,14 +209,6 @@ def judge(
     if noise > NOISY:
         why += f"; {noise:.1g} within: below 8 bits per weight, or other weights"
     return verdict(best, why)
-
-
-def _advice(reading: Reading) -> str:
-    if len(reading.tops) + len(reading.alike) <= FEWEST:
-        return (
-            "compute all errors with `ropepatch probe --save-reading`, and probe again"
-        )
-    return "compare the engine's RoPE parameters with config.json, or serve weights of at least 8 bits"
 
 
 def _at(table: Sequence[float | None], chosen: Sequence[bool]) -> list[float]:

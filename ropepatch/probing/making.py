@@ -29,7 +29,7 @@ from ropepatch.model.head import log_probs_at
 from ropepatch.model.precision import available_bytes
 from ropepatch.model.rotary import rotating_by
 from ropepatch.probing import reading as readings
-from ropepatch.probing.judging import FEWEST, divergence, typical
+from ropepatch.probing.judging import divergence, typical
 from ropepatch.probing.reading import (
     DOUBLED,
     FACTORLESS,
@@ -119,11 +119,12 @@ def add_fingerprint(
         is_whole = isinstance(plan.source, Checkpoint)
         config = plan.config if is_whole else checkpoint.config
         job = Job(checkpoint, written.record, config, device, written.model)
-        ropes = job.ropes if asked else job.affordable()
         if asked:
             say(f"computing {READING}: {job.duration}")
+        else:
+            job.check_affordable()
         with progress("fingerprint") as advance:
-            reading = job.reading(ropes, progress=advance)
+            reading = job.reading(advance)
         readings.write(written.path, reading)
     except RopepatchError as error:
         if asked:
@@ -143,8 +144,7 @@ def make_reading(checkpoint: Checkpoint) -> Reading:
     window = record.original_max_position_embeddings
     if reason := why_none(checkpoint.config, record.method, window, record.target):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
-    job = Job(checkpoint, record, checkpoint.config)
-    return job.reading(job.ropes)
+    return Job(checkpoint, record, checkpoint.config).reading()
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,10 @@ class Job:
 
     @cached_property
     def operations(self) -> int:
-        """The operations of one pass."""
+        """The operations of all hypotheses, and of the right one in 16 bits."""
         weights = sum(map(math.prod, self.checkpoint.weights.shapes.values()))
-        return forward_operations(self.config.text, weights, self.record.target)
+        once = forward_operations(self.config.text, weights, self.record.target)
+        return (len(self.ropes) + 1) * once
 
     @property
     def room(self) -> float:
@@ -186,39 +187,26 @@ class Job:
 
     @property
     def duration(self) -> str:
-        """How long all hypotheses take, as text."""
-        work = (len(self.ropes) + 1) * self.operations
+        """How long it takes, as text."""
         kind = kind_of(torch.device(self.device).type)
-        minutes = max(1, round(60 * IN_FLOAT32 * work / HOUR[kind]))
+        minutes = max(1, round(60 * IN_FLOAT32 * self.operations / HOUR[kind]))
         return f"about {minutes:,} min at {self.record.target} tokens"
 
-    def affordable(self) -> dict[str, Frequencies]:
-        """Return the hypotheses that `extend` has time to compute.
-
-        Raises:
-            RopepatchError: If it has not the time or the memory for two.
-        """
+    def check_affordable(self) -> None:
+        """Raise a `RopepatchError` if `extend` has not the time or the memory for it."""
         if self.room < 1:
             raise RopepatchError("the memory is too small for one pass")
-        most = MOST_WORK[kind_of(torch.device(self.device).type)]
-        for count in (len(self.ropes), FEWEST):
-            if (count + 1) * self.operations <= most:  # once more in 16 bits
-                return dict(list(self.ropes.items())[:count])
-        raise RopepatchError(
-            f"computing it takes {self.duration}; {argument('reading')} does it anyway"
-        )
+        if self.operations > MOST_WORK[kind_of(torch.device(self.device).type)]:
+            raise RopepatchError(
+                f"computing it takes {self.duration}; {argument('reading')} does it anyway"
+            )
 
-    def reading(
-        self, ropes: dict[str, Frequencies], *, progress: Advance = unseen
-    ) -> Reading:
-        """Compute the fingerprint.
-
-        Args:
-            ropes: The hypotheses to compute, `right` first.
-            progress: Called with the number of hypotheses done and of all.
-        """
+    def reading(self, progress: Advance = unseen) -> Reading:
+        """Compute the fingerprint; ``progress`` takes the number of hypotheses done and of all."""
         record, name = self.record, self.checkpoint.folder.name
-        window, passes = record.original_max_position_embeddings, len(ropes) + 1
+        window, errors = record.original_max_position_embeddings, dict(self.ropes)
+        del errors[RIGHT]  # that of the checkpoint itself
+        passes = len(errors) + 2
         model = self._placed()
         vocabulary = model.get_output_embeddings().weight.shape[0]
         tokenizer = tokenizer_of(self.checkpoint)
@@ -240,18 +228,17 @@ class Job:
             rows[RIGHT] = most_probable(right, name)
             with _in_16_bits(model):
                 rounded = log_probs_at(model, tokens, positions)
-            for error in list(ropes)[1:]:
+            for error, table in errors.items():
                 progress(1 + len(rows), passes)
-                inv_freq = ropes[error].inv_freq.to(self.device)
-                table = ropes[error]._replace(inv_freq=inv_freq)
-                model.set_submodule(site.path, scaled_twin(stock, site, table))
+                here = table._replace(inv_freq=table.inv_freq.to(self.device))
+                model.set_submodule(site.path, scaled_twin(stock, site, here))
                 wrong = log_probs_at(model, tokens, positions)
                 rows[error] = most_probable(wrong, name)
 
         inexact = most_probable(rounded, name)
         first = sum(position <= window for position in positions)
         alike = []
-        for error in list(ropes)[1:]:
+        for error in errors:
             far = list(map(divergence, rows[RIGHT][first:], rows[error][first:]))
             if typical(far) <= TOLD_APART:
                 alike.append(error)

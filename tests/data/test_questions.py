@@ -8,7 +8,7 @@ import torch
 
 from ropepatch.data import haystack
 from ropepatch.data.haystack import KINDS
-from ropepatch.data.questions import ANSWERS, POOL, ROUND, TAUGHT, Questions
+from ropepatch.data.questions import ANSWERS, ROUND, TAUGHT, Questions
 
 
 @pytest.fixture(scope="module")
@@ -79,5 +79,5 @@ def test_training_shares_no_template_name_or_number_with_eval(name):
     asked, asked_digits = texts_of(KINDS[name])
     assert not taught & asked
     assert not digits & asked_digits
-    words = {word for thing in POOL["number"].things for word in thing.split()[1:]}
+    words = {word for thing in TAUGHT["number"].things for word in thing.split()[1:]}
     assert not words & {word for thing in haystack.THINGS for word in thing.split()}

@@ -51,9 +51,10 @@ def put(model, name, **parameters):
     return handle
 
 
-def sliding(window):
+def sliding(window, **more):
     """A Mistral model of 16 tokens, with the same weights for any sliding window."""
-    return tiny_model("mistral", sliding_window=window, max_position_embeddings=16)
+    sizes = {"sliding_window": window, "max_position_embeddings": 16}
+    return tiny_model("mistral", **sizes, **more)
 
 
 @torch.no_grad()
