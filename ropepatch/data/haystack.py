@@ -251,11 +251,6 @@ class Haystacks:
                 "the texts hold no text",
                 hint="give some, or drop texts to use the built-in filler",
             )
-        if QUOTE in self.kinds and self.texts is None:
-            raise RopepatchError(
-                "the built-in filler has no passage to quote: it repeats itself",
-                hint=f"give a text, or leave out the kind {QUOTE}",
-            )
         object.__setattr__(self, "lengths", lengths)
         needed = sum(self.new)
         for kind in self.kinds:
@@ -474,7 +469,7 @@ class _Page:
                 return
         raise RopepatchError(
             f"a haystack of {len(ids)} tokens has no further passage of {size} tokens that begins as no other",
-            hint=f"ask for fewer keys, or leave out the kind {QUOTE}",
+            hint=f"ask for fewer keys, give a text, or leave out the kind {QUOTE}",
         )
 
     def _places(self) -> Iterator[tuple[int, tuple[float, float]]]:

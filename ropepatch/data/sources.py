@@ -139,9 +139,12 @@ def _streamed(file: Path, suffix: str) -> Any:
     from datasets.packaged_modules.parquet.parquet import Parquet
     from datasets.packaged_modules.text.text import Text
 
-    readers = {".parquet": (Parquet, {}), ".csv": (Csv, {"keep_default_na": False})}
-    as_text: Any = Text, {"keep_linebreaks": True, "chunksize": 2**18}
-    reader, options = readers.get(suffix, as_text)
+    readers: dict[str, Any] = {
+        ".parquet": (Parquet, {}),
+        ".csv": (Csv, {"keep_default_na": False}),
+        ".txt": (Text, {"keep_linebreaks": True, "chunksize": 2**18}),
+    }
+    reader, options = readers[suffix]
     files = {"train": [glob.escape(str(file.absolute()))]}
     # It puts a lock there, and the home may be read-only
     with TemporaryDirectory() as cache:

@@ -152,7 +152,7 @@ def cut_windows(
         For each window, the index of the document in which it begins, and its token ids.
     """
     stream, ends = array("q"), array("q")
-    for ids in tokenise(tokenizer, documents, first=_separator(tokenizer, bos)):
+    for ids in tokenise(tokenizer, documents, first=first_token(tokenizer, bos)):
         stream.frombytes(ids.long().numpy().tobytes())
         ends.append(len(stream))
     available = len(stream) // length
@@ -200,10 +200,16 @@ def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def first_token(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+def first_token(
+    tokenizer: PreTrainedTokenizerBase | None, bos: Bos = "document"
+) -> int | None:
     """Return the token before each text of a stream: beginning of sequence, else end, else None."""
-    first = _bos(tokenizer)
-    return tokenizer.eos_token_id if tokenizer is not None and first is None else first
+    if tokenizer is None:
+        return None
+    first, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos == "none":
+        return None if end == first else end
+    return end if first is None else first
 
 
 def tokenise(
@@ -291,17 +297,6 @@ def encode(
             hint="copy the tokenizer's files again",
         ) from error
     return [list(ids) for ids in encoded["input_ids"]]
-
-
-def _separator(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> int | None:
-    """Return the token before each text of a stream."""
-    if tokenizer is None or bos != "none":
-        return first_token(tokenizer)
-    return (
-        None
-        if tokenizer.eos_token_id == tokenizer.bos_token_id
-        else tokenizer.eos_token_id
-    )
 
 
 def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:

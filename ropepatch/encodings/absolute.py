@@ -57,7 +57,7 @@ class Integer(TableEncoding):
         return positions.float()[..., None].expand(*positions.shape, width)
 
 
-class Normalised(TableEncoding):
+class Normalised(Integer):
     """The position divided by the text's length, so a position's vector depends on the text.
 
     Args:
@@ -70,9 +70,7 @@ class Normalised(TableEncoding):
     length: Annotated[int, Field(ge=2)]
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        return (positions.float() / (self.length - 1))[..., None].expand(
-            *positions.shape, width
-        )
+        return super().vectors(positions, width) / (self.length - 1)
 
 
 class Binary(TableEncoding):

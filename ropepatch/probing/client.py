@@ -131,10 +131,9 @@ class Server:
             body["model"] = self.model
         for _ in range(TRIES):
             content = self._ask("POST", "completions", body | form.keys)
-            usage = content.get("usage")
-            tokens = _count(
-                usage.get("prompt_tokens") if isinstance(usage, dict) else 0
-            )
+            tokens = None
+            with suppress(KeyError, TypeError, ValueError):
+                tokens = int(content["usage"]["prompt_tokens"]) or None
             if form.by_ids and tokens is not None and tokens > len(ids) + 1:
                 raise RefusedError(
                     f"{self.shown} reports {tokens} prompt tokens, {len(ids)} were sent"
@@ -207,11 +206,6 @@ def _address(url: str) -> Any:
         f"{printable(url)} is not a server address",
         hint="start the engine's server, and give its address, e.g. http://localhost:8000",
     )
-
-
-def _count(value: Any) -> int | None:
-    """Parse a number of tokens; None for anything else."""
-    return value if type(value) is int and value > 0 else None
 
 
 def _log_probs(content: dict[str, Any], name: str) -> dict[int | str, float]:

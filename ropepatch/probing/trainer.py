@@ -44,8 +44,6 @@ class ProbeCallback(TrainerCallback):
         every: int = 100,
         raises: bool = True,
     ) -> None:
-        if every < 1:
-            raise RopepatchError(f"every must be at least 1 step, got {every}")
         self.checkpoint, self.every, self.raises = find(checkpoint), every, raises
         if not readings.exists(self.checkpoint.folder):
             hint = "run ropepatch.probe(model, checkpoint, save_reading=True) once"

@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -67,36 +66,27 @@ def written(name, ids):
 def test_the_longest_prompt_is_exact_and_needles_end_as_recorded(name, texts):
     lengths = [5 * length for length in LENGTHS] if name == "single_bytes" else LENGTHS
     for haystack in made(name, lengths=lengths, texts=texts, count=1):
-        every = {
-            id(q): q for questions in haystack.asked.values() for q in questions
-        }.values()
+        longest = max(map(len, chain(*haystack.asked.values())))
         assert len(haystack.ids) == max(haystack.stops.values())
         for length in lengths:
             stop, questions = haystack.stops[length], haystack.asked[length]
-            assert max(stop + len(question) for question in every) == length
+            assert stop + longest == length
             assert Counter(question.kind for question in questions) == dict.fromkeys(
                 DEFAULT, 3
             )
             for question in questions:
                 assert question.end <= stop
-                answer, before = (
-                    written(name, question.answer),
-                    written(name, haystack.ids[: question.end]),
-                )
-                assert (answer in before) == (
-                    answer.isdigit() or question.kind == "fact"
-                )
+                answer = written(name, question.answer)
+                before = written(name, haystack.ids[: question.end])
+                assert answer in before
                 assert answer not in written(name, haystack.ids[question.end :])
                 stem = (
                     written(name, question.ids)
                     .rpartition("?")[2]
                     .rpartition("again.")[2]
                 )
-                end = {
-                    "number": f"{stem}{answer}.",
-                    "sentence": f"{stem}{answer}.",
-                }.get(question.kind, ".")
-                assert before.endswith(end)
+                direct = question.kind in ("number", "sentence")
+                assert before.endswith(f"{stem}{answer}." if direct else ".")
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -144,13 +134,6 @@ def test_single_needles_are_spread_over_all_depths_at_every_length():
 
 
 def test_haystacks_are_distinct_and_do_not_depend_on_their_number():
-    for haystack in made():
-        short, long = haystack.asked[LENGTHS[0]], haystack.asked[LENGTHS[-1]]
-        assert set(map(id, short)) != set(map(id, long))
-        answers = {
-            id(q): tuple(q.answer.tolist()) for q in (*short, *long) if q.kind != "fact"
-        }
-        assert len(set(answers.values())) == len(answers)
     haystacks = [*made(), *made(seed=1)]
     assert len({digest([haystack.ids]) for haystack in haystacks}) == 6
     assert digest(h.ids for h in made(count=2)) == digest(h.ids for h in made()[:2])
@@ -164,16 +147,10 @@ def test_haystacks_of_a_seed_keep_their_recorded_digests():
         (recorded, "243647a71043530e"),
         (one, "3884c2f393fce5f0"),
     ):
-        questions = [
-            question.ids
-            for h in haystacks
-            for some in h.asked.values()
-            for question in some
-        ]
-        assert (
-            digest([*(haystack.ids for haystack in haystacks), *questions])[:16]
-            == expected
-        )
+        ids = [haystack.ids for haystack in haystacks]
+        for haystack in haystacks:
+            ids += [one.ids for one in chain(*haystack.asked.values())]
+        assert digest(ids)[:16] == expected
 
 
 def test_no_fact_shares_a_word_with_a_question():
@@ -189,13 +166,7 @@ def test_no_fact_shares_a_word_with_a_question():
     assert not facts & questions
     assert all(stems(question) for _, question in FACTS)
     assert stems("{name} sells honey.") & questions  # a shared word would be found
-    assert (
-        len(FACTS)
-        == len({question for _, question in FACTS})
-        == len(PEOPLE)
-        == len(set(PEOPLE))
-        == 64
-    )
+    assert len({question for _, question in FACTS}) == len(FACTS) == len({*PEOPLE})
 
 
 def test_default_kinds_that_do_not_fit_are_named():
@@ -219,24 +190,13 @@ def test_default_kinds_that_do_not_fit_are_named():
 def test_each_haystack_uses_one_of_the_user_texts_as_filler():
     texts = ["One fish swam off. " * 300, "Two birds sang on. " * 300]
     for index, haystack in enumerate(made(texts=texts, kinds=("number",))):
-        text = TOKENIZERS["bundled"]().decode(haystack.ids)
-        rest = re.sub(
-            r"The number of the \w+ \w+ is \d{5}\.", "", text.partition(INTRO)[2]
-        )
-        words = Counter(rest.split())
-        own, other = (("fish", "birds"), ("birds", "fish"))[index % 2]
-        assert (words[other], min(words[own], 50)) == (0, 50)
+        words = Counter(TOKENIZERS["bundled"]().decode(haystack.ids).split())
+        found = [words["fish"] > 50, words["birds"] > 50]
+        assert found == [index % 2 == 0, index % 2 == 1]
+        assert not words["fish"] or not words["birds"]
     long = "Eins zwei drei vier. " * 3 + "x" * 1500
-    assert [*map(len, sentences(f"{long}.\n\nEnd？Yes."))] == [
-        20,
-        20,
-        20,
-        600,
-        600,
-        301,
-        4,
-        4,
-    ]
+    sizes = [*map(len, sentences(f"{long}.\n\nEnd？Yes."))]
+    assert sizes == [*[20] * 3, 600, 600, 301, 4, 4]
 
 
 def test_a_chat_template_surrounds_the_haystack_and_precedes_the_answer():
@@ -255,10 +215,6 @@ def test_lengths_that_are_too_short_are_refused_or_omitted():
         RopepatchError, match="a haystack of 100 tokens has no room for 1"
     ) as error:
         next(crowded.make(tokenizer))
-    needed = int(re.search(r"it takes (\d+) tokens at least", error.value.hint)[1])
-    single = crowded.at([needed])
-    with pytest.raises(RopepatchError):
-        next(replace(single, lengths=[99]).make(tokenizer))
     lengths, _, reason = crowded.feasible(tokenizer)
     assert (lengths, str(reason)) == ([2000], str(error.value))
     lengths, haystacks, reason = crowded.at([2000]).feasible(tokenizer)
@@ -347,10 +303,9 @@ def test_quotes_are_of_different_passages_in_both_halves(novel):
 
 
 def test_a_text_that_repeats_itself_has_nothing_to_quote():
-    with pytest.raises(RopepatchError, match="the built-in filler has no passage"):
-        haystacks_of(kinds=("quote",))
-    with pytest.raises(RopepatchError, match="that begins as no other"):
-        made(kinds=("quote",), texts=["One two. " * 2000])
+    for texts in (None, ["One two. " * 2000]):
+        with pytest.raises(RopepatchError, match="that begins as no other"):
+            made(kinds=("quote",), texts=texts)
     kept, left_out = Haystacks.by_default(
         TOKENIZERS["bundled"](), 600, texts=["One two. " * 2000], **SETTINGS
     )

@@ -37,11 +37,9 @@ def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(
     rows, tiny
 ):
     def depth(row):
-        text = tiny[1].decode(row.ids)
-        answer = tiny[1].decode(row.ids[row.answers > 0])
-        return text.replace(" ", "").index(answer.replace(" ", "")) / len(
-            text.replace(" ", "")
-        )
+        ids = row.ids, row.ids[row.answers > 0]
+        text, answer = (tiny[1].decode(one).replace(" ", "") for one in ids)
+        return text.index(answer) / len(text)
 
     passkeys = rows(["passkey"], range(2 * ROUND))
     several = rows(["number"], range(ROUND))
@@ -49,17 +47,11 @@ def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(
         counts = torch.histc(torch.tensor([depth(row) for row in part]), 4, 0, 1)
         assert counts.min() >= ROUND / 8
     assert len({tuple(row.ids.tolist()) for row in passkeys}) == 2 * ROUND
-    mixed, others = (
-        rows(["passkey", "sentence"], range(4)),
-        rows(["passkey"], range(2), seed=1),
-    )
-    assert ["pass key is" in tiny[1].decode(row.ids) for row in mixed] == [
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert not torch.equal(others[0].ids, passkeys[0].ids)
+    mixed = rows(["passkey", "sentence"], range(2))
+    has_key = ["pass key is" in tiny[1].decode(row.ids) for row in mixed]
+    assert has_key == [True, False]
+    (other,) = rows(["passkey"], [0], seed=1)
+    assert not torch.equal(other.ids, passkeys[0].ids)
 
 
 def texts_of(kind):

@@ -1,8 +1,8 @@
-import gc
 import gzip
 import io
 import json
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -161,25 +161,12 @@ def test_local_paths_precede_hub_ids(tmp_path, monkeypatch):
 # hostile input
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # datasets leaves the file open
-@pytest.mark.parametrize("suffix", ["txt", "parquet", "csv"])
-def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
-    @settings(fuzzed, max_examples=100 if suffix == "txt" else 10)
-    @given(st.binary(max_size=60), st.booleans())
-    def check(content, packed):
-        damaged = gzip.compress(content, mtime=0)[:-3]
-        file = tmp_path / f"a.{suffix}"
-        file.write_bytes(damaged if packed else content)
-        try:
-            documents = read(file)
-        except RopepatchError:
-            return
-        assert all(map(str.strip, documents))
-
-    check()
-    gc.collect()
+@settings(fuzzed, max_examples=40)
+@given(st.binary(max_size=60), st.sampled_from(["txt", "jsonl", "parquet", "csv"]))
+def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, content, suffix):
+    file = write(tmp_path / f"a.{suffix}", content)
+    with suppress(RopepatchError):
+        assert all(map(str.strip, read(file)))
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-3], lambda whole: whole[:12]])
@@ -198,9 +185,9 @@ def test_a_damaged_gzip_file_raises_one_error(tmp_path, damage):
 def test_streaming_needs_no_memory_for_the_whole_file(tmp_path, suffix):
     story = "Once upon a time. " * 2000  # 36 kB
     if suffix == "txt":
-        write(tmp_path / "a.txt", f"{story}\n<|endoftext|>\n".encode() * 1200)
+        write(tmp_path / "a.txt", f"{story}\n<|endoftext|>\n".encode() * 500)
     else:
-        write_lines(tmp_path / f"a.{suffix}", *[{"text": story}] * 1200)
+        write_lines(tmp_path / f"a.{suffix}", *[{"text": story}] * 500)
     next(stream_documents(tmp_path))  # imports datasets
     tracemalloc.start()
     try:
@@ -208,8 +195,8 @@ def test_streaming_needs_no_memory_for_the_whole_file(tmp_path, suffix):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert count == 1200
-    assert peak < 200 * len(story)  # the file has 1200 stories
+    assert count == 500
+    assert peak < 200 * len(story)
 
 
 # saved datasets and tables
@@ -301,16 +288,9 @@ def test_a_hub_dataset_is_streamed_and_failures_raise_one_error(tmp_path, datase
     assert (first, train, tokens) == (["one"], ["A"], [[0, 1], [0, 2], [1, 1], [1, 2]])
     assert "test-0.parquet" in hub.downloaded
     assert "test-1.parquet" not in hub.downloaded
-    reasons = (
-        "",
-        "doesn't exist on the Hub",
-        "Bad split: dev. Available splits: ['train', 'test']",
-    )
-    for result, name, reason in zip(
-        failed, (NAME, "someone/else", NAME), reasons, strict=True
-    ):
-        assert result["error"].startswith(f"cannot read {name} from the Hub: ")
+    reasons = ("", "doesn't exist on the Hub", "Bad split: dev")
+    for result, (name, *_), reason in zip(failed, REQUESTS[3:], reasons, strict=True):
+        where = f"cannot read {name.partition(':')[0]} from the Hub: "
+        assert result["error"].startswith(where)
         assert reason in result["error"]
-        assert result["hint"].startswith(
-            "no such path is here; check id, config, split and network"
-        )
+        assert "check id, config, split and network" in result["hint"]

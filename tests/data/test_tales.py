@@ -86,17 +86,11 @@ def test_probabilities_of_small_stories_equal_those_of_all_sentences(tokenizer):
 
 
 def test_each_recorded_distance_points_back_to_the_repeated_token(narrator):
-    """Every value that occurs for the second time has such a distance."""
     tale = narrator.tale(2000, seed=5)
     ids, distance = tale.ids.tolist(), tale.distance.tolist()
     repeats = [at for at, back in enumerate(distance) if back]
     assert len(repeats) > 20
     assert all(ids[at] == ids[at - distance[at]] for at in repeats)
-    assert all(
-        (tale.prior[at] < 0) == (tale.log_probs()[at] < 0)
-        for at in range(2000)
-        if at not in repeats
-    )
 
 
 def test_story_probabilities_sum_to_one_and_match_sampled_frequencies(tokenizer):
@@ -118,12 +112,6 @@ def test_story_probabilities_sum_to_one_and_match_sampled_frequencies(tokenizer)
 @pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
 def test_a_story_is_a_prefix_of_longer_ones(narrator, length):
     document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
-    assert (
-        document.ids.shape
-        == document.prior.shape
-        == document.distance.shape
-        == (length,)
-    )
     assert torch.equal(document.ids, longer.ids[:length])
     assert torch.equal(document.log_probs(), longer.log_probs()[:length])
     assert document.ids[0] == BOS

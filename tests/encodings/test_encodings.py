@@ -161,12 +161,8 @@ def test_tensors_saved_for_backward_grow_linearly_with_tokens(model, name, monke
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("normalised", {"length": 1}),
         ("sinusoidal", {"base": 1e13}),
-        ("learned", {"rows": 0}),
         ("t5", {"max_distance": 16}),  # of 32 buckets
-        ("xpos", {"gamma": 0}),
-        ("p-rope", {"share": 1.1}),
         ("partial", {"share": 0.0}),
         ("axial", {"grid": ()}),
     ],

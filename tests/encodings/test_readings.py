@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 import torch
 from loss_models import Largest
-from swaps import IDS, ONE, apart, cast, every_change, logits, put, sliding
-from tiny_models import into, tiny_model
+from swaps import IDS, ONE, apart, every_change, logits, put, sliding
+from tiny_models import into
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from ropepatch import ENCODINGS
 from ropepatch.attention import REMAPPINGS
 from ropepatch.attention import modeling_position_remapping as modeling
-from ropepatch.encodings.swapping import swapped
 
 CHUNKS = [13, 1, 1, 9, 16]
 TOKENS = 30
@@ -121,9 +120,9 @@ def test_packed_documents_have_the_logits_of_separate_documents(
             assert apart(row[None], torch.cat(separate, 1)) < 5e-5
 
 
-CONSECUTIVE = torch.arange(512)
+CONSECUTIVE = torch.arange(384)
 PADDED = (torch.tensor([[7], [0]]) <= CONSECUTIVE).long()
-PACKED = torch.cat((CONSECUTIVE[:200], CONSECUTIVE[:312])).expand(2, -1)
+PACKED = torch.cat((CONSECUTIVE[:150], CONSECUTIVE[:234])).expand(2, -1)
 A_GAP = (CONSECUTIVE + (CONSECUTIVE > 9)).expand(2, -1)
 
 
@@ -144,13 +143,13 @@ A_GAP = (CONSECUTIVE + (CONSECUTIVE > 9)).expand(2, -1)
 def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(
     model, name, inputs, monkeypatch
 ):
-    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 16)
+    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 17)
     put(model, name)
-    ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(3, 120, (2, 384), generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
         out = model(ids, **inputs, use_cache=False, logits_to_keep=1)
         out.logits.sum().backward()
-    assert largest.numel < 512 * 512
+    assert largest.numel < 384 * 384
 
 
 @pytest.mark.parametrize(
@@ -195,25 +194,3 @@ def test_a_sliding_window_equals_an_explicit_mask_of_older_keys(name):
     assert apart(logits(whole), expected) > 1e-2
     assert apart(logits(model), expected) < 5e-5
     assert apart(cached(model, CHUNKS), expected) < 5e-5
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *(
-            (name, torch.bfloat16)
-            for name in ("learned", "t5", "alibi", "rope", "xpos")
-        ),
-        *(("self-extend", dtype) for dtype in (torch.bfloat16, torch.float16)),
-    ],
-)
-def test_casting_before_or_after_the_change_gives_the_same_logits(name, dtype):
-    one, other = tiny_model("llama"), cast(tiny_model("llama"), dtype)
-    put(one, name)
-    put(other, name)
-    if name in ENCODINGS:
-        swapped(other).module.load_state_dict(swapped(one).module.state_dict())
-    one.to(dtype)
-    assert torch.equal(logits(one), logits(other))
-    largest = float(logits(one).abs().max())
-    assert apart(cached(one, [39, 1]), logits(one)) < 0.1 * largest

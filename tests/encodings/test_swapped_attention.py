@@ -1,17 +1,14 @@
 """Attention of swapped models: masks, precisions, adapters, devices and other architectures."""
 
-import copy
-
 import pytest
 import torch
-from swaps import IDS, logits, put
+from swaps import IDS, put
 from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.attention.modeling_position_remapping import Sight
 from ropepatch.encodings.encoding import AttentionInputs
-from ropepatch.encodings.swapping import swapped
 
 
 def test_a_fully_masked_row_changes_no_key_positions_of_others():
@@ -51,19 +48,3 @@ def test_encoding_tensors_follow_the_tokens_to_another_device(model, name):
         *torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0
     )
     assert module(inputs).relative.numbers.device.type == "meta"
-
-
-@pytest.mark.parametrize("name", ["learned", "t5", "alibi", "rope"])
-def test_a_swapped_model_moves_to_the_meta_device_and_back(model, name):
-    stock = logits(model)
-    put(model, name)
-    expected, weights = logits(model), copy.deepcopy(model.state_dict())
-    model.to("meta")
-    assert all(
-        table.is_meta
-        for table in (*model.parameters(), *model.model.rotary_emb.stock.buffers())
-    )
-    model.to_empty(device="cpu").load_state_dict(weights)
-    assert torch.equal(logits(model), expected)
-    swapped(model).remove()
-    assert torch.equal(logits(model), stock)

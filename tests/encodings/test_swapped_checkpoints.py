@@ -1,4 +1,4 @@
-"""Checkpoints with a swapped encoding: saving, loading, evaluation, publishing and pretraining."""
+"""Checkpoints with a swapped encoding: saving, loading, evaluation."""
 
 import json
 import shutil
@@ -16,7 +16,6 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.encodings.swapping import swapped
 from ropepatch.evaluation.measuring import Machine, Subject
 from ropepatch.model.checkpoint import TINY, Checkpoint
-from ropepatch.publishing.contents import judge
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +135,3 @@ def test_saving_rejects_unmerged_adapters_and_removed_swaps(model, tmp_path):
     with pytest.raises(RopepatchError, match="has been taken out"):
         swap.save(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
-    assert judge(saved).against == [
-        "ropepatch.json belongs to a checkpoint with a swapped position encoding, not to an extension"
-    ]

@@ -128,10 +128,10 @@ def test_a_damaged_fingerprint_is_rejected(damage, copied):
 
 def test_a_checkpoint_extended_again_gets_its_own_fingerprint(copied, tmp_path):
     edit_json(copied / READING, weights="others")
-    plan = ropepatch.plan(copied, to=2048, method="linear")
+    plan = ropepatch.plan(copied, to=1280, method="linear")
     out = ropepatch.extend(plan, tmp_path / "again").folder
     reading = readings.read(out)
-    assert (reading.window, reading.target) == (1024, 2048)
+    assert (reading.window, reading.target) == (1024, 1280)
     assert reading.weights == Checkpoint(out).fingerprint
 
 

@@ -15,7 +15,6 @@ from ropepatch.data.texts import IGNORED
 from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.data.tiny.passkey import passkey_prompt
 from ropepatch.data.tiny.tales import Narrator, Tale
-from ropepatch.errors import RopepatchError
 
 SHORTEST_COPY = 4  # tokens of the repeated string
 # Tokens: intro, two or three filler sentences, needle, question and answer
@@ -37,13 +36,10 @@ def copies(narrator: Narrator, length: int, seed: int) -> Row:
 
 def passkey(narrator: Narrator, length: int, seed: int) -> Row:
     """Return a passkey prompt with its answer; half of them are shorter and followed by a story."""
-    if length < SHORTEST_PASSKEY:
-        raise RopepatchError(
-            f"a row of passkey takes {SHORTEST_PASSKEY} tokens, got {length}"
-        )
     draw = random.Random(seed)
     shorter = draw.random() < 0.5
-    tokens = draw.randint(SHORTEST_PASSKEY, length) if shorter else length
+    shortest = min(SHORTEST_PASSKEY, length)
+    tokens = draw.randint(shortest, length) if shorter else length
     prompt = passkey_prompt(narrator.tokenizer, tokens, draw.getrandbits(64))
     return all_trained(
         torch.cat([prompt, narrator.tale(length, draw.getrandbits(64)).ids])[:length]
