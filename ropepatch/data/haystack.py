@@ -49,7 +49,6 @@ def things(words: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 THINGS = things(WORDS)
-STEMS: list[str] = WORDS["beginnings"]
 PEOPLE: list[str] = WORDS["people"]
 # A sentence about a person, and a question it answers without sharing a word
 FACTS: list[list[str]] = WORDS["facts"]
@@ -156,7 +155,7 @@ KINDS: Mapping[str, Kind | Numbers] = {
         "{thing} {key}.",
         "One of these sentences again.",
         "{thing}",
-        STEMS,
+        WORDS["beginnings"],
         title="a number by the sentence that it ends",
     ),
     "chain": Kind(

@@ -124,18 +124,11 @@ def add_fingerprint(
         else:
             job.check_affordable()
         with progress("fingerprint") as advance:
-            reading = job.reading(advance)
-        readings.write(written.path, reading)
+            readings.write(written.path, job.reading(advance))
     except RopepatchError as error:
         if asked:
             raise
         say(f"no {READING}: {error}")
-        return
-    if reading.alike and len(reading.tops) == 1:
-        say(
-            f"warning: {READING} cannot show a RoPE error: none changes this model "
-            f"up to {reading.target:,} tokens"
-        )
 
 
 def make_reading(checkpoint: Checkpoint) -> Reading:

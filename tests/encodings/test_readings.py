@@ -73,7 +73,7 @@ def test_generation_with_padding_matches_each_unpadded_row(model, name):
             for name in ("dca", "lampe", *ENCODINGS)
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) else "".join(map(str, value)),
+    ids=str,
 )
 def test_padding_and_holes_change_no_logits_of_real_tokens(model, name, mask):
     """Processed in two parts; with a remapping also in one pass, and token by token."""

@@ -93,17 +93,6 @@ def test_limits_on_time_and_memory_prevent_the_fingerprint(extended, monkeypatch
         job.check_affordable()
 
 
-def test_extend_warns_where_no_rope_error_changes_the_predictions(
-    without_queries, tmp_path
-):
-    said = []
-    for number, model in enumerate((without_queries, "tiny")):
-        out = tmp_path / f"out {number}"
-        ropepatch.extend(model, out, to="4x", reading=True, say=said.append)
-    (warning,) = [line for line in said if "cannot show a RoPE error" in line]
-    assert warning.startswith("warning: reading.json ")
-
-
 DAMAGE = [
     lambda content: content["tops"].pop(RIGHT),
     lambda content: content["tops"][RIGHT].pop(),
