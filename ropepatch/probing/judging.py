@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from ropepatch.probing.reading import (
@@ -213,11 +214,7 @@ def judge(
 
 def _at(table: Sequence[float | None], chosen: Sequence[bool]) -> list[float]:
     """Return the divergences at the chosen positions, where there is an answer."""
-    return [
-        value
-        for value, is_chosen in zip(table, chosen, strict=True)
-        if is_chosen and value is not None
-    ]
+    return [value for value in compress(table, chosen) if value is not None]
 
 
 def _beats(best: Divergences, rival: Divergences) -> bool:

@@ -340,7 +340,7 @@ def _least_certain(
     positions, chosen = [], []
     parts = torch.split(log_probs, list(map(len, groups)))
     for group, part in zip(groups, parts, strict=True):
-        entropy = -(part.exp() * part).nan_to_num().sum(-1)
+        entropy = torch.special.entr(part.exp()).sum(-1)
         row = int(entropy.argmax())
         positions.append(group[row])
         chosen.append(part[row])
