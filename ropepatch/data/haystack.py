@@ -432,8 +432,8 @@ class _Page:
         for kind, of_kind in places.items():
             items = self._plan.pool[kind].draw(self._draw, len(of_kind))
             for place, item in zip(of_kind, items, strict=True):
-                asked = map(torch.tensor, self._asked_of(kind, item))
-                keys.append(_Key(Question(kind, *asked), *place, item.needles))
+                ids, answer = map(torch.tensor, self._asked_of(kind, item))
+                keys.append(_Key(Question(kind, ids, answer), *place, item.needles))
         return keys
 
     def _asked_of(self, kind: str, item: Item) -> tuple[list[int], list[int]]:
@@ -461,8 +461,9 @@ class _Page:
                 continue
             same = (ids.unfold(0, GIVEN, 1) == ids[place : place + GIVEN]).all(1)
             if int(same.sum()) == 1:
-                passage = ids[place : place + size].clone()
-                question.ids[-GIVEN:], question.answer = passage.split([GIVEN, QUOTED])
+                middle = place + GIVEN
+                question.ids[-GIVEN:] = ids[place:middle]
+                question.answer = ids[middle : place + size].clone()
                 question.end = place + size
                 self._quotable[place : place + size] = [False] * size
                 return

@@ -206,7 +206,8 @@ def first_token(
     """Return the token before each text of a stream: beginning of sequence, else end, else None."""
     if tokenizer is None:
         return None
-    first, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    first: int | None = tokenizer.bos_token_id
+    end: int | None = tokenizer.eos_token_id
     if bos == "none":
         return None if end == first else end
     return end if first is None else first
