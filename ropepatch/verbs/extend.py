@@ -123,8 +123,8 @@ def extend(
             parameters.
         out: The folder or GGUF file to write. Default: MODEL-METHOD-TO in the working folder, or next to
             MODEL if that is the working folder.
-        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
-            file, or of the factor.
+        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of
+            the factor.
         method: A name from `ropepatch methods`.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.

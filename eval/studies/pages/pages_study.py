@@ -5,10 +5,9 @@
 
 MODEL is a folder, a Hub id or `tiny`. A page is a prompt: a text with needles of several kinds. The model
 processes it once up to the target length and answers the questions of every length. The same pass gives the
-loss. A method is a scaling or a remapping, with parameters as in `yarn:beta_fast=16:beta_slow=2`; a scaling
-file; or the folder of a checkpoint. Rows contain the name of a file or a folder. The study
-resumes from its file, page by page, and several processes may write to it at once. It prints its tables at
-the end.
+loss. A method is a scaling or a remapping, with parameters as in `yarn:beta_fast=16:beta_slow=2`, or the
+folder of a checkpoint, of which rows contain the name. The study resumes from its file, page by page, and
+several processes may write to it at once. It prints its tables at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from ropepatch.model.cost import GIB, forward_bytes, forward_operations
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.precision import known_dtype
 from ropepatch.processes import join
-from ropepatch.scaling.file import is_scaling_file, method_label
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
@@ -292,11 +290,6 @@ def by_kind(answers: Sequence[Scored], lengths: Iterable[int]) -> Row:
     return row
 
 
-def named_row(method: str) -> str:
-    """The name of a method in rows; of a file or a folder, its own name."""
-    return method_label(method) if is_scaling_file(method) else Path(method).name
-
-
 def with_parameters(method: str) -> tuple[str, Row]:
     """The name of a method and its parameters: `yarn:beta_fast=16:beta_slow=2`."""
     name, *pairs = method.split(":")
@@ -320,7 +313,7 @@ class Desk:
         self.pages = Pages.of(plan, given.kinds.split(","), **chosen)
         self.config = plan.config.raw
         methods = given.methods.split(",")
-        self.methods = {named_row(method): method for method in methods}
+        self.methods = {Path(method).name: method for method in methods}
         self._method, self._patch, self._made = (
             "",
             ExitStack(),
@@ -448,7 +441,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--methods",
         default=",".join(METHODS),
-        help="scalings, remappings, files, folders",
+        help="scalings, remappings, folders",
     )
     parser.add_argument("--kinds", default=",".join(KINDS), help="of the questions")
     parser.add_argument("--pages", type=int, default=PAGES)
