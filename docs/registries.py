@@ -20,6 +20,7 @@ from ropepatch import ENCODINGS, METHODS, REMAPPINGS
 from ropepatch.cli.listing import first_sentence
 from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.tasks import Task
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json
@@ -230,6 +231,11 @@ class DescribedSchema(GenerateJsonSchema):
         written["description"] = " ".join(
             (inspect.getdoc(kind) or "").split("\n\n")[0].split()
         )
+        if issubclass(kind, Task):
+            written["properties"] = {"task": {"const": kind.name}} | written[
+                "properties"
+            ]
+            written["required"] = ["task", *written.get("required", [])]
         texts = meanings(kind)
         for key, value in written.get("properties", {}).items():
             value.pop("title", None)

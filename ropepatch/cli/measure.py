@@ -60,9 +60,7 @@ def evaluate(
                 f"{argument('settings')} needs exactly one method", hint=hint
             )
         asked["methods"] = [{"name": name} | parse_settings(name, settings)]
-    results = ropepatch.evaluate(
-        model, **asked, command=command_line(), **feedback(quiet)
-    )
+    results = ropepatch.evaluate(model, **asked, **feedback(quiet))
     if is_first() and as_json:
         print(results.to_json())
     elif is_first():
@@ -87,9 +85,7 @@ def compare(
     """`as_json` also prints the whole rule."""
     from ropepatch.report.tables import ranking_text
 
-    choice = ropepatch.compare(
-        model, to=to, **asked, command=command_line(), **feedback(quiet)
-    )
+    choice = ropepatch.compare(model, to=to, **asked, **feedback(quiet))
     if not is_first():
         return
     if as_json:
@@ -152,8 +148,8 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False) -> None:
     import torch
 
     torch.set_num_threads(1)  # several wait for each other, on busy cores for minutes
-    how = feedback(quiet) | {"say": warn_on_stderr, "command": command_line()}
-    extension = ropepatch.extend("tiny", out, to="2k", **how)
+    how = feedback(quiet) | {"say": warn_on_stderr}
+    extension = ropepatch.extend("tiny", out, to="2k", command=command_line(), **how)
     results = ropepatch.evaluate(extension, "demo", **how)
     print_text("\n".join(_before_and_after(extension, results)))
 

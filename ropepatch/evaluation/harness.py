@@ -29,7 +29,7 @@ def run_tasks(
     tokenizer: PreTrainedTokenizerBase,
     tasks: Sequence[str],
     *,
-    include_path: Path | None = None,
+    include_path: Path,
     metadata: Mapping[str, Any] | None = None,
     limit: int | None = None,
     max_length: int | None = None,
@@ -99,17 +99,18 @@ def _saved(tokenizer: PreTrainedTokenizerBase, folder: str) -> PreTrainedTokeniz
 
 
 def task_manager(
-    tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]
+    tasks: Sequence[str], include_path: Path, metadata: Mapping[str, Any]
 ) -> Any:
     """The task manager; it lists the thousands of tasks of lm-eval only if they are needed.
 
     Raises:
         RopepatchError: If a task is unknown.
     """
-    folder = None if include_path is None else str(include_path)
     for bundled in (False, True):
         manager = _lm_eval("lm_eval.tasks").TaskManager(
-            include_path=folder, include_defaults=bundled, metadata=dict(metadata)
+            include_path=str(include_path),
+            include_defaults=bundled,
+            metadata=dict(metadata),
         )
         unknown = [task for task in tasks if task not in manager.all_tasks]
         if not unknown:

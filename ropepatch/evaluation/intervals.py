@@ -173,12 +173,6 @@ class Mean:
 
 def summed(means: Sequence[Mean]) -> Mean:
     """The pooled mean of several means over the same clusters."""
-    counts = {len(mean.clusters) for mean in means}
-    if len(counts) > 1:
-        raise RopepatchError(
-            f"cannot pool means over {min(counts)} and over {max(counts)} documents or prompts",
-            hint="measure every length with the same documents or prompts",
-        )
     clusters = [
         [math.fsum(part) for part in zip(*same, strict=True)]
         for same in zip(*(mean.clusters for mean in means), strict=True)

@@ -117,23 +117,23 @@ def participants(
     *,
     to: Length,
     say: Say,
-) -> list[tuple[Method, Plan]]:
-    """The methods of a comparison with their plans; those that `all` and `remappings` leave out are said."""
+) -> tuple[Method, ...]:
+    """The methods of a comparison, each of which has a plan; those that a group leaves out are said."""
     groups = {"all": candidates(), "remappings": tuple(REMAPPINGS)}
-    found: dict[str, tuple[Method, Plan]] = {}
+    found: dict[str, Method] = {}
     for entry in methods:
         group = groups.get(entry) if isinstance(entry, str) else None
         for candidate in group or [entry]:
             try:
                 method = read_method(candidate)
-                plan = plan_method(source, method.name, method.parameters, to)
+                plan_method(source, method.name, method.parameters, to)
             except RopepatchError as error:
                 if group is None:
                     raise
                 say(f"warning: without {candidate}: {error}")
             else:
-                found[method.label] = method, plan
-    return list(found.values())
+                found[method.label] = method
+    return tuple(found.values())
 
 
 def read_task(content: Any) -> Task:
@@ -198,7 +198,6 @@ class Suite(Settings):
         for task in self.tasks:
             if seed is not None and "seed" in type(task).model_fields:
                 task = task.model_copy(update={"seed": seed})
-            # Last, because a copy with other settings loses it
             tasks.append(task if limit is None else task.limited(limit))
         return self.model_copy(update={"tasks": tuple(tasks)})
 
@@ -218,13 +217,13 @@ def _short(value: Any) -> str:
 # Measurements
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Machine:
-    """What measures: the processes that share the work, with the device of this one, and a precision.
+    """What measures a model: the processes that share the work, with the device of this one, and a precision.
 
     Attributes:
         processes: The processes.
-        dtype: The precision; None for the one in which a model runs fastest on the device.
+        dtype: The precision; None, until the model is loaded, for the one in which it runs fastest there.
         say: Takes lines on the placement of the weights and the cost.
     """
 
@@ -253,24 +252,16 @@ class Subject:
     machine: Machine
     base: Subject | None = None  # the model before fine-tuning: results have its name
 
-    def __post_init__(self) -> None:
-        self.dtype = self.machine.dtype
-
-    @property
-    def root(self) -> Subject:
-        """The subject whose precision decides: that before fine-tuning, if there is one."""
-        return self.base or self
-
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that is faster there."""
-        device, dtype = self.machine.processes.device, self.root.dtype
+        device, dtype = self.machine.processes.device, self.machine.dtype
         if device == AUTO:
             loaded = load_checkpoint(self.source, dtype, AUTO)
         else:
             loaded = load_checkpoint(self.source, dtype)
             loaded = placed(loaded, device, float32=False if dtype else None)
-        self.root.dtype = loaded.dtype
+        self.machine.dtype = loaded.dtype
         self.machine.say(describe_placement(loaded))
         return loaded
 
@@ -383,7 +374,7 @@ def measure(
     jobs: list[Job] = []
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
-        subject = Subject(name, found.complete(), machine)
+        subject = Subject(name, found.complete(), replace(machine))
         window = subject.source.stock.window
         for to in dict.fromkeys(relative_length(length, window) for length in suite.to):
             plans: dict[str, Plan | None] = {BASELINE: None}
@@ -411,7 +402,8 @@ def measure_extension(
     Only the tasks of the suite are used. Results from before the training are not measured again. The
     checkpoint ``fine_tuned``, called ``label``, was trained under the plan. See `measure`.
     """
-    subject, to = Subject(plan.source.name, plan.checkpoint(), machine), plan.target
+    machine, to = replace(machine), plan.target
+    subject = Subject(plan.source.name, plan.checkpoint(), machine)
     plans: Plans = {subject: {BASELINE: None, plan.method.name: plan}}
     if fine_tuned is not None:
         source = Checkpoint.find(fine_tuned, weights=True)
@@ -498,14 +490,15 @@ def _earlier(job: Job, file: Path) -> Result:
     """The result in a file, with the current names of model and text; the others get its precision."""
     result, settings = read_result(file), job.request
     dtype = result.env.get("dtype")
-    if job.subject.root.dtype is None and dtype is not None:
-        job.subject.root.dtype = known_dtype(dtype.removeprefix("torch."))
+    machine = job.subject.machine
+    if machine.dtype is None and dtype is not None:
+        machine.dtype = known_dtype(dtype.removeprefix("torch."))
     earlier = {key: identity(getattr(result, key)) for key in settings}
     now = {key: identity(value) for key, value in settings.items()}
     check_resumed(
         f"{file} was measured with other settings",
         earlier | {"dtype": dtype},
-        now | {"dtype": str(job.subject.root.dtype)},
+        now | {"dtype": str(machine.dtype)},
         hint=f"choose another {argument('out')}",
     )
     return replace(result, **settings)

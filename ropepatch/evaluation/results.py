@@ -29,7 +29,7 @@ from ropepatch.evaluation.intervals import FEWEST, Mean
 from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.model.checkpoint import Keys, Number, Text, Tokens, Whole
-from ropepatch.settings import Share, refusal
+from ropepatch.settings import refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +52,6 @@ class Place(TypedDict, total=False):
     length: Tokens
     begin: Whole
     end: Tokens
-    depth: Share | Text
     task: Text
     version: Text
 
@@ -95,35 +94,25 @@ class Measure(NamedTuple):
         text: Formats a value.
         better: 1 if higher is better, -1 if lower is, 0 if unknown.
         share: Whether it is a share of answers, each 0 or 1.
-        hub: Its name on the Hub.
     """
 
     title: str
     text: Callable[[float], str]
     better: Literal[-1, 0, 1] = 0
     share: bool = False
-    hub: str = ""
 
 
 MEASURES: dict[str, Measure] = {
-    "loss": Measure("Loss (nats/token)", "{:z.3f}".format, -1, hub="loss"),
-    "gain": Measure(
-        "Gain from the longer context (nats/token)", "{:z.3f}".format, 1, hub="gain"
-    ),
-    "found": Measure(
-        "Retrieval accuracy", "{:.0%}".format, 1, share=True, hub="accuracy"
-    ),
-    "log_prob": Measure(
-        "Answer log-prob (nats/token)", "{:z.2f}".format, 1, hub="log_prob"
-    ),
+    "loss": Measure("Loss (nats/token)", "{:z.3f}".format, -1),
+    "gain": Measure("Gain from the longer context (nats/token)", "{:z.3f}".format, 1),
+    "found": Measure("Retrieval accuracy", "{:.0%}".format, 1, share=True),
+    "log_prob": Measure("Answer log-prob (nats/token)", "{:z.2f}".format, 1),
 }
 
 
 def measure_of(name: str) -> Measure:
     """The measure of a row; an unknown name, such as a metric of lm-eval, is its own title."""
-    return MEASURES.get(name) or Measure(
-        name, "{:.4g}".format, hub={"acc": "accuracy"}.get(name, name)
-    )
+    return MEASURES.get(name) or Measure(name, "{:.4g}".format)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -265,20 +254,14 @@ class Series(NamedTuple):
         """Its name in tables and figures."""
         return ", ".join(filter(None, [measure_of(self.measure).title, self.kind]))
 
-    def at(self, length: int) -> dict[str, int | str]:
-        """The place of its row at a length."""
-        return (
-            {"length": length}
-            if self.kind is None
-            else {"kind": self.kind, "length": length}
-        )
-
     def of(self, result: Result) -> list[Row]:
         """Its rows."""
         return [
-            r
-            for r in result.of(self.measure, *self.at(0))
-            if r.at.get("kind") == self.kind
+            row
+            for row in result.rows
+            if row.measure == self.measure
+            and by_length(row)
+            and row.at.get("kind") == self.kind
         ]
 
 
@@ -378,8 +361,7 @@ class Comparison:
 
     def rows(self, measure: str, *keys: str) -> dict[str, list[Row]]:
         """The rows of a measure at these keys, by name of the result, those of the floor last."""
-        named = self.named if self.results else {}
-        found = {name: result.of(measure, *keys) for name, result in named.items()}
+        found = {name: one.of(measure, *keys) for name, one in self.named.items()}
         return {name: rows for name, rows in found.items() if rows}
 
     @property
@@ -471,10 +453,11 @@ def few(result: Result) -> list[str]:
     clusters = min((len(row.clusters) for row in rows), default=FEW)
     if clusters >= FEW:
         return []
-    effect = f"with fewer than {FEW} only large differences are significant"
-    if clusters < FEWEST:
-        effect = f"without {FEWEST} there is no interval, and no difference is tested"
-    return [f"{UNITS.get(result.task, 'clusters')}: {clusters}; {effect}"]
+    unit = UNITS.get(result.task, "clusters")
+    return [
+        f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant, "
+        f"with fewer than {FEWEST} none"
+    ]
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:

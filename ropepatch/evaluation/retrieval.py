@@ -461,21 +461,14 @@ class Reader:
 
     Args:
         model: The model, in eval mode.
-        tokens_per_batch: Tokens that the questions of a batch see in total; None for 16,384 on a CPU and
-            262,144 elsewhere.
         read_once: Process each prompt once; if False, every question is a prompt of its own.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokens_per_batch: int | None = None,
-        *,
-        read_once: bool = True,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, read_once: bool) -> None:
         self._model, self._device = model, input_device(model)
         self._on_cpu = self._device.type == "cpu"
-        self._tokens = tokens_per_batch or (2**14 if self._on_cpu else 2**18)
+        # Tokens that the questions of a batch see together
+        self._tokens = 2**14 if self._on_cpu else 2**18
         # Any: PEFT passes keywords on
         self._gives_positions = any(map(gives_positions, model.modules()))
         self._cache = cache_keyword(model)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, GetJsonSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -126,14 +125,13 @@ class Task(Settings):
     """A task of an evaluation; its fields are its settings in a suite."""
 
     name: ClassVar[str]
-    title: ClassVar[str] = ""
 
     def prepare(self, goal: Goal) -> Data:
         """Make and check the data for a model and a target length."""
         raise NotImplementedError
 
-    def with_text(self, text: str, field: str, split: str) -> Task:
-        """The task with another text, if it uses one; see `PerplexityTask`."""
+    def with_text(self, source: dict[str, Any]) -> Task:
+        """The task with another text, field and split, if it uses a text; see `PerplexityTask`."""
         return self
 
     def limited(self, limit: int) -> Task:
@@ -145,16 +143,6 @@ class Task(Settings):
         return self.model_copy(
             update={setting: min(limit, getattr(self, setting) or limit)}
         )
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """The JSON schema of the task in a suite, with its name."""
-        written = super().__get_pydantic_json_schema__(core, handler)
-        written["properties"] = {"task": {"const": cls.name}} | written["properties"]
-        written["required"] = ["task", *written.get("required", [])]
-        return written
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -211,7 +199,6 @@ class PerplexityTask(Task):
     """
 
     name: ClassVar[str] = "perplexity"
-    title: ClassVar[str] = "Perplexity"
 
     text: Text | None = None
     field: Text = "text"
@@ -269,9 +256,9 @@ class PerplexityTask(Task):
         exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         return replace(texts, floor=texts.rows(exact))
 
-    def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
+    def with_text(self, source: dict[str, Any]) -> Task:
         """The task with another text."""
-        return self.model_copy(update={"text": text, "field": field, "split": split})
+        return self.model_copy(update=source)
 
     def limited(self, limit: int) -> Task:
         """The task with at most ``limit`` windows, or documents if they are not joined."""
@@ -432,7 +419,6 @@ class RetrievalTask(Task):
     """
 
     name: ClassVar[str] = "retrieval"
-    title: ClassVar[str] = "Retrieval"
 
     kinds: Several[Annotated[str, named_in(KINDS)]] | None = None
     lengths: Several[Length] | None = None
@@ -443,8 +429,6 @@ class RetrievalTask(Task):
     field: Text = "text"
     split: Text = "test"
     form: Literal["plain", "chat"] = "plain"
-    # Of prompts, also for the default, which depends on the model
-    _limit: int | None = None
 
     def prepare(self, goal: Goal) -> Prompts:
         """Prepare the prompts, at the lengths that have room for the keys."""
@@ -460,7 +444,7 @@ class RetrievalTask(Task):
             self.kinds or (("passkey",) if keys == 1 else None),
             within,
             lengths=wanted,
-            count=min(count, self._limit or count),
+            count=count,
             keys=keys,
             seed=self.seed,
             texts=self._texts(),
@@ -493,17 +477,15 @@ class RetrievalTask(Task):
             )
         return texts
 
-    def with_text(self, text: str, field: str, split: str) -> RetrievalTask:
+    def with_text(self, source: dict[str, Any]) -> Task:
         """The task with another text, if it quotes one."""
-        if QUOTE not in (self.kinds or ()):
-            return self
-        return self.model_copy(update={"text": text, "field": field, "split": split})
+        quotes = QUOTE in (self.kinds or ())
+        return self.model_copy(update=source) if quotes else self
 
     def limited(self, limit: int) -> Task:
-        """The task with at most ``limit`` prompts."""
-        limited = self.model_copy()
-        limited._limit = limit
-        return limited
+        """The task with at most ``limit`` prompts, and at most 10 if it sets no number."""
+        least = min(limit, self.haystacks or 10)
+        return self.model_copy(update={"haystacks": least})
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -576,35 +558,18 @@ class LmEvalTask(Task):
 
     Args:
         tasks: The names of tasks, in `eval/tasks` or in lm-eval.
-        metadata: Metadata for the tasks; `max_seq_lengths` defaults to the target length.
-        lengths: The lengths of RULER's prompts with their answers, in tokens, each with its own documents; None
-            for L/2, L, 2L ... the target length, without those below 2,048. L is the original length.
+        metadata: Metadata for the tasks. `max_seq_lengths` defaults to the target length, for RULER's tasks to
+            L/2, L, 2L ... that length, from 2,048 on, each with its own documents. L is the original length.
         limit: At most N documents of each task; None for all.
         form: plain for plain text prompts, chat for the chat template, where the tokenizer has one.
     """
 
     name: ClassVar[str] = "lm-eval"
-    title: ClassVar[str] = "lm-eval"
 
     tasks: Several[Text]
     metadata: dict[str, Any] = Field(default_factory=dict)
-    lengths: Several[Length] | None = None
     limit: Count | None = None
     form: Literal["plain", "chat"] = "plain"
-
-    def check(self) -> None:
-        """Refuse lengths that no task takes."""
-        if self.lengths is not None and not self._by_length:
-            raise RopepatchError(
-                f"lengths are for RULER's tasks alone, got {', '.join(self.tasks)}",
-                hint="drop lengths, or make a task of its own for each",
-            )
-
-    @property
-    def _by_length(self) -> bool:
-        """Whether all tasks are RULER's, and metadata does not set their lengths."""
-        of_ruler = all(name.startswith(RULER) for name in self.tasks)
-        return of_ruler and "max_seq_lengths" not in self.metadata
 
     def prepare(self, goal: Goal) -> Documents:
         """Check the names of the tasks, and prepare their metadata."""
@@ -615,10 +580,12 @@ class LmEvalTask(Task):
             )
         metadata = {"max_seq_lengths": [goal.to]} | self.metadata
         form = self.form if goal.tokenizer.chat_template else "plain"
+        of_ruler = all(name.startswith(RULER) for name in self.tasks)
+        by_length = of_ruler and "max_seq_lengths" not in self.metadata
         parameters = self.model_dump() | {
             "metadata": metadata,
             "max_length": goal.to,
-            "lengths": self._lengths(goal) if self._by_length else None,
+            "lengths": _lengths_of_ruler(goal) if by_length else None,
             "form": form,
         }
         # An unknown name is an error before hours of other measurements
@@ -632,23 +599,8 @@ class LmEvalTask(Task):
             task=self.name, parameters=parameters, tokenizer=goal.tokenizer
         )
 
-    def _lengths(self, goal: Goal) -> list[int]:
-        """The lengths of RULER's prompts that lm-eval can make."""
-        lengths = resolved(self.lengths, goal)
-        if self.lengths is None:
-            lengths = [n for n in lengths if n >= SHORTEST_RULER]
-        shortest = min(lengths, default=goal.to)
-        if shortest < SHORTEST_RULER or len(goal.tokenizer) < SMALLEST_RULER:
-            raise RopepatchError(
-                f"lm-eval cannot make RULER's prompts of {shortest} tokens with a vocabulary of "
-                f"{len(goal.tokenizer)}, expected at least {SHORTEST_RULER} and {SMALLEST_RULER}",
-                hint="raise the lengths, or use the task retrieval",
-            )
-        return lengths
-
-    def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
+    def with_text(self, source: dict[str, Any]) -> Task:
         """The task with another text in its metadata."""
-        source = {"text": text, "field": field, "split": split}
         return self.model_copy(update={"metadata": self.metadata | source})
 
     def limited(self, limit: int) -> Task:
@@ -668,6 +620,17 @@ class LmEvalTask(Task):
             f"Tasks of lm-eval{limit}{form}; intervals: 95 %, of shares Wilson's, "
             "else Student's t over documents."
         )
+
+
+def _lengths_of_ruler(goal: Goal) -> list[int]:
+    """The lengths of RULER's prompts that lm-eval can make."""
+    if goal.to < SHORTEST_RULER or len(goal.tokenizer) < SMALLEST_RULER:
+        raise RopepatchError(
+            f"lm-eval cannot make RULER's prompts of {goal.to} tokens with a vocabulary of "
+            f"{len(goal.tokenizer)}, expected at least {SHORTEST_RULER} and {SMALLEST_RULER}",
+            hint="raise the target, or use the task retrieval",
+        )
+    return [n for n in doublings(goal.trained, goal.to) if n >= SHORTEST_RULER]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,7 +13,6 @@ import jinja2
 
 from ropepatch.evaluation.results import Result, by_place, comparisons
 from ropepatch.evaluation.tasks import task_of
-from ropepatch.extension.record import shown_command
 from ropepatch.files import whole_file
 from ropepatch.report.plots.lines import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
@@ -21,18 +20,8 @@ from ropepatch.report.tables import tables_of, verdict_lines
 from ropepatch.settings import short_length
 
 
-def write_report(
-    results: Sequence[Result], file: str | Path, *, command: str | None = None
-) -> Path:
+def write_report(results: Sequence[Result], file: str | Path) -> Path:
     """Write results as one self-contained HTML file, without network, other files or fonts."""
-    page = _page(results, command)
-    Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(Path(file), new=True) as partial:
-        partial.write_text(page, encoding="utf-8", errors="replace")
-    return Path(file)
-
-
-def _page(results: Sequence[Result], command: str | None) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -52,11 +41,14 @@ def _page(results: Sequence[Result], command: str | None) -> str:
             sections.append((group, task_of(group.task), pictures, tables_of(group)))
         title = f"{model} to {short_length(target)} tokens"
         places.append((title, verdict_lines(groups), sections))
-    return environment.get_template("template.html").render(
+    page = environment.get_template("template.html").render(
         places=places,
         # All that their files contain, without the rows
         provenance=[replace(result, rows=[]) for result in results],
-        command=command and shown_command(command),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         version=importlib.metadata.version("ropepatch"),
     )
+    Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(Path(file), new=True) as partial:
+        partial.write_text(page, encoding="utf-8", errors="replace")
+    return Path(file)

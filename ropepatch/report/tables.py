@@ -208,10 +208,10 @@ def _cells(rows: Mapping[str, Row], measure: Measure | None) -> dict[str, Cell]:
     for name, row in rows.items():
         cells[name] = MISSING
         if row.value is not None:
+            is_best = row.value == best
             interval = ""
             if row.low is not None and row.high is not None:
                 interval = f"{measure.text(row.low)} to {measure.text(row.high)}"
-            is_best = row.value == best
             cells[name] = Cell(measure.text(row.value), interval, row.value, is_best)
     return cells
 
@@ -313,7 +313,8 @@ def ranking_lines(ranking: Ranking) -> list[str]:
 def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
     """The method to use, with its gains, its costs, and what speaks for others."""
     gains = ", ".join(
-        f"{measure} {signed(best.gain(measure))}" for measure in best.better
+        f"{measure} {_mean_cell(best.gain(measure), '{:+.3f}'.format).line()}"
+        for measure in best.better
     )
     lines = [
         f"Use {best.label}. Gain at {ranking.target:,} tokens, in nats/token (95 %): {gains}."
@@ -322,7 +323,7 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
     if cost.value > 0 and cost.differs:
         lines.append(
             f"It is significantly worse within the original length of {ranking.original:,} tokens: loss "
-            f"{signed(cost)} nats/token."
+            f"{_mean_cell(cost, '{:+.3f}'.format).line()} nats/token."
         )
     if best.label in ranking.remappings:
         lines.append(
@@ -336,9 +337,8 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
         found = best.answers[kind].found
         for label, more in ranking.more_accurate(best, kind).items():
             outcome = "significant" if more.differs else "not significant"
-            lines.append(
-                f"{label} has a higher {kind} accuracy, by {percent(more)}: {outcome}."
-            )
+            by = _mean_cell(more, "{:.0%}".format).line()
+            lines.append(f"{label} has a higher {kind} accuracy, by {by}: {outcome}.")
         if found.value < THRESHOLD:
             lines.append(
                 f"The {kind} accuracy of {best.label} is {found.value:.0%}. Train it, or use a shorter target."
@@ -356,19 +356,6 @@ def verdict_lines(groups: Sequence[Comparison]) -> list[str]:
     with suppress(RopepatchError):  # too few, or not comparable
         lines += ranking_lines(rank(results))
     return list(dict.fromkeys(lines))
-
-
-def signed(mean: Mean) -> str:
-    """A difference with its 95 % interval, all with a sign."""
-    low, high = mean.interval()
-    interval = "" if mean.missing else f" ({low:+.3f} to {high:+.3f})"
-    return f"{mean.value:+.3f}{interval}"
-
-
-def percent(mean: Mean) -> str:
-    """A difference of shares with its 95 % interval."""
-    low, high = mean.interval()
-    return f"{mean.value:.0%} (95 % interval {low:.0%} to {high:.0%})"
 
 
 # As text

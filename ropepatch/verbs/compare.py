@@ -22,7 +22,6 @@ from ropepatch.evaluation.tasks import (
     check_text,
 )
 from ropepatch.extension.planning import Plan
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.report.tables import ranking_text
 from ropepatch.settings import Length, listed, relative_length
@@ -94,10 +93,9 @@ def compare(
     revision: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    seed: int | None = None,
+    seed: int = 0,
     say: Say = say_on_stderr,
     progress: Progress = bar,
-    command: str | None = None,
 ) -> Choice:
     """Rank methods on a model without training, and recommend one.
 
@@ -127,7 +125,6 @@ def compare(
         seed: The random seed of the retrieval prompts.
         say: A function that takes lines of progress, and the methods that are left out.
         progress: See `ropepatch.progress.bar`.
-        command: The command line, for the report.
 
     Raises:
         RopepatchError: If the model, the target, a named method or the text does not allow it.
@@ -142,41 +139,34 @@ def compare(
         PerplexityTask(text=place, field=field, split=split, windows=windows)
     ]
     if haystacks != 0:
-        retrieval = RetrievalTask(haystacks=haystacks, keys=keys)
-        reason = _why_not(retrieval, source, target)
-        if reason is None:
-            tasks.append(retrieval)
+        retrieval = RetrievalTask(haystacks=haystacks, keys=keys, seed=seed)
+        tokenizer, window = source.complete().tokenizer, source.config.window
+        try:
+            retrieval.limited(1).prepare(Goal(source.name, tokenizer, window, target))
+        # No room for the keys, or a tokenizer that cannot encode them
+        except RopepatchError as error:
+            say(f"warning: no retrieval: {error}")
         else:
-            say(f"warning: no retrieval: {reason}")
+            tasks.append(retrieval)
     suite = Suite(
         models=(source.name,),
-        methods=tuple(method for method, _ in entrants),
+        methods=entrants,
         to=(target,),
         tasks=tuple(tasks),
     )
     machine = measuring.Machine.of(device, dtype, say)
     measurements = measuring.measure(
-        suite.narrowed(None, seed),
+        suite,
         source,
         out=folder,
         machine=machine,
         progress=progress,
     )
-    results = reported(measurements, folder, page, machine, command)
+    results = reported(measurements, folder, page, machine)
     ranking = rank(results)
     names_by_label = {method.label: method.name for method in suite.methods}
     best = names_by_label.get(ranking.recommended or "")
     return Choice(ranking=ranking, method=best, results=results)
-
-
-def _why_not(task: RetrievalTask, source: Checkpoint, to: int) -> str | None:
-    """The reason why a model cannot be asked: its tokenizer cannot encode the keys, or they have no room."""
-    tokenizer, window = source.complete().tokenizer, source.config.window
-    try:
-        task.limited(1).prepare(Goal(source.name, tokenizer, window, to))
-    except RopepatchError as error:
-        return str(error)
-    return None
 
 
 def plot(what: Plan | Choice | Results | str | Path, name: str | None = None) -> Figure:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import try_to_load_from_cache
 
@@ -63,16 +63,13 @@ def evaluate(
     split: str = "test",
     original: Length | None = None,
     windows: int | None = None,
-    documents: int | None = None,
     stride: int | None = None,
-    bos: bool | None = None,
     gain: bool = False,
     limit: int | None = None,
     seed: int | None = None,
     revision: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    command: str | None = None,
     say: Say = say_on_stderr,
     progress: Progress = bar,
 ) -> Results:
@@ -102,11 +99,8 @@ def evaluate(
         split: The split of a dataset.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
-        windows: Join the documents and use at most N windows. Default: 24.
-        documents: Do not join the documents; use the first N that have the greatest length.
+        windows: Use at most N windows of the joined documents. Default: 24.
         stride: Slide windows of each length over the text, N tokens at a time. Default: one pass.
-        bos: Begin each window of text with a beginning-of-sequence token, or put none anywhere. Default: in
-            each window for Gemma, else before each document.
         gain: Also measure the gain from tokens beyond the original context length.
         limit: Measure at most N pieces of text, N retrieval prompts, and N documents of an lm-eval task.
         seed: The random seed of the retrieval prompts. Default: that of the suite.
@@ -114,7 +108,6 @@ def evaluate(
         device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one. auto lets accelerate use
             all GPUs and, if they are too small, the machine's memory.
         dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU.
-        command: The command line, for the report.
         say: A function that takes a line for every result.
         progress: See `ropepatch.progress.bar`.
 
@@ -127,25 +120,13 @@ def evaluate(
             f"{argument('model')} is missing",
             hint="a checkpoint folder, a Hub id, or tiny",
         )
-    if windows is not None and documents is not None:
-        raise RopepatchError(
-            f"{argument('windows')} cannot be combined with {argument('documents')}",
-            hint="windows join the documents; leave one out",
-        )
     entries = tuple(listed(methods))
     if suite is None and entries and to is None:
         raise RopepatchError(
             f"{argument('methods')} needs {argument('to')}",
             hint=f"add {argument('to', '32k')}",
         )
-    task = _given(
-        lengths=lengths,
-        windows=windows,
-        documents=documents,
-        stride=stride,
-        bos=bos,
-        gain=gain or None,
-    )
+    task = _given(lengths=lengths, windows=windows, stride=stride, gain=gain or None)
     if suite is not None and (doubled := _given(methods=entries or None, to=to) | task):
         raise RopepatchError(
             f"{argument('suite')} already sets {', '.join(map(argument, doubled))}",
@@ -153,15 +134,15 @@ def evaluate(
         )
     source = None if model is None else find_checkpoint(model, revision, original)
     place: Any = str(text) if isinstance(text, Path) else text
-    reading: dict[str, Any] = {"text": place, "field": field, "split": split}
+    reading = {"text": place, "field": field, "split": split}
     extension = None
     if source is not None and not entries and to is None:
         extension = extension_of(source, say)
     if suite is not None:
-        chosen = named_suite(suite, source, **reading)
+        chosen = named_suite(suite, source, reading)
     else:
         assert source is not None
-        origin = source if extension is None else extension.plan.source
+        origin = source if extension is None else extension[0].source
         check_text(place, origin.name)
         chosen = _perplexity_suite(source, entries, to, reading | task, say)
     chosen = chosen.narrowed(limit, seed)
@@ -179,11 +160,11 @@ def evaluate(
         plan, trained, label = extension
         results = measuring.measure_extension(chosen, plan, trained, label=label, **how)
     if written is None:
-        return reported(results, folder, page, machine, command)
+        return reported(results, folder, page, machine)
     if page is None and can_report():
         page = written / "evaluation.html"
     machine.processes.write_once(lambda: _begin(written))
-    measured = reported(results, folder, page, machine, command)
+    measured = reported(results, folder, page, machine)
     machine.processes.write_once(lambda: _record(written))
     return measured
 
@@ -194,23 +175,17 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def named_suite(
-    suite: str | Path | Suite,
-    source: Checkpoint | None = None,
-    *,
-    text: str | None,
-    field: str,
-    split: str,
+    suite: str | Path | Suite, source: Checkpoint | None, reading: dict[str, Any]
 ) -> Suite:
     """A suite, with its model and text replaced by those of the call, if given."""
-    if text is None and (field, split) != ("text", "test"):
+    has_text = reading["text"] is not None
+    if not has_text and reading != {"text": None, "field": "text", "split": "test"}:
         raise RopepatchError(
             f"{argument('field')} and {argument('split')} need {argument('text')}",
             hint="leave them out; a suite sets them for its own text",
         )
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
-    tasks = tuple(
-        task.with_text(text, field, split) if text else task for task in named.tasks
-    )
+    tasks = tuple(task.with_text(reading) if has_text else task for task in named.tasks)
     models = named.models if source is None else (source.name,)
     return named.model_copy(update={"tasks": tasks, "models": models})
 
@@ -229,16 +204,12 @@ def _perplexity_suite(
         asked = {relative_length(length, window) for length in listed(task["lengths"])}
         task = task | {"lengths": tuple(sorted(asked))}
         target = to or max(asked)
-    entrants = []
+    entrants: tuple[Method, ...] = ()
     if to is not None:
         entrants = participants(source, methods or ("yarn",), to=to, say=say)
-    if "bos" in task:
-        task = task | {"bos": "window" if task["bos"] else "none"}
-    if "documents" in task:
-        task = task | {"windows": None}
     return Suite(
         models=(source.name,),
-        methods=tuple(method for method, _ in entrants),
+        methods=entrants,
         to=(target,),
         tasks=(PerplexityTask(**task),),
     )
@@ -247,16 +218,8 @@ def _perplexity_suite(
 # A checkpoint that ropepatch wrote
 
 
-class Extended(NamedTuple):
-    """The extension in a checkpoint that ropepatch wrote."""
-
-    plan: Plan
-    trained: Path | None  # the checkpoint, if its weights were trained
-    label: str
-
-
-def extension_of(written: Checkpoint, say: Say) -> Extended | None:
-    """The plan of a checkpoint that ropepatch wrote, and its folder and label if it was trained.
+def extension_of(written: Checkpoint, say: Say) -> tuple[Plan, Path | None, str] | None:
+    """The plan of a checkpoint that ropepatch wrote, its folder if it was trained, and its label then.
 
     None for other checkpoints, and with a warning if the model that it was made from is not here.
     """
@@ -272,7 +235,7 @@ def extension_of(written: Checkpoint, say: Say) -> Extended | None:
         return None
     trained = None if record.training is None else written.folder
     plan = plan_of_record(record, source)
-    return Extended(plan, trained, f"{record.method} + training")
+    return plan, trained, f"{record.method} + training"
 
 
 def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
@@ -326,11 +289,8 @@ class Results(tuple[Result, ...]):
         """The results as a JSON list."""
         return results_json([asdict(result) for result in self])
 
-    def to_pandas(self, measure: str | None = None) -> DataFrame:
+    def to_pandas(self) -> DataFrame:
         """A pandas frame: a row for every number, with its model, target, task and label.
-
-        Args:
-            measure: A name such as `loss`, `found` or `log_prob`; None for all.
 
         Raises:
             RopepatchError: If pandas is not installed.
@@ -344,10 +304,9 @@ class Results(tuple[Result, ...]):
                 "label": result.label,
             }
             for row in result.rows:
-                if measure in (None, row.measure):
-                    values = vars(row) | {"clusters": len(row.clusters)}
-                    place = values.pop("at")
-                    rows.append(origin | values | place)
+                values = vars(row) | {"clusters": len(row.clusters)}
+                place = values.pop("at")
+                rows.append(origin | values | place)
         return data_frame(rows)
 
     def plot(self, name: str | None = None) -> Figure:
@@ -397,7 +356,6 @@ def reported(
     folder: Path | None,
     page: Path | None,
     machine: Machine,
-    command: str | None,
 ) -> Results:
     """All results, each announced when finished, and their report."""
     measured: list[Result] = []
@@ -409,7 +367,7 @@ def reported(
                 outcome = first_figure(result)
                 machine.say(f"{result.task}, {result.label}{target}{outcome}")
         if page is not None:
-            report = partial(_report, measured, page, command)
+            report = partial(_report, measured, page)
             machine.say(machine.processes.write_once(report))
     return Results(measured)
 
@@ -423,12 +381,12 @@ def _kept(folder: Path | None) -> str:
     return f"finished results are kept in {folder}; the same command resumes"
 
 
-def _report(results: Sequence[Result], file: Path, command: str | None) -> str:
+def _report(results: Sequence[Result], file: Path) -> str:
     """Write the report, and return a line on it; without it there are still the results."""
     from ropepatch.report.page import write_report
 
     try:
-        return f"report: {write_report(results, file, command=command)}"
+        return f"report: {write_report(results, file)}"
     except (OSError, RopepatchError) as error:
         return f"warning: no report: {error}"
 

@@ -194,19 +194,11 @@ def test_sums_over_documents_are_rounded_once():
 CURVE = LossCurve((torch.ones(9), torch.ones(4)))
 
 
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda: CURVE.at(11), "no document has 11 tokens: the longest has 10"),
-        (
-            lambda: CURVE.between(10, 20),
-            r"no document has a scored token in \[10, 20\): the longest has",
-        ),
-    ],
-)
-def test_an_impossible_request_to_a_curve_raises(read, message):
-    with pytest.raises(RopepatchError, match=message):
-        read()
+def test_an_impossible_request_to_a_curve_raises():
+    with pytest.raises(RopepatchError, match="has 11 tokens: the longest has 10"):
+        CURVE.at(11)
+    with pytest.raises(RopepatchError, match=r"has a scored token in \[10, 20\)"):
+        CURVE.between(10, 20)
 
 
 # The model is left as it was

@@ -125,19 +125,13 @@ def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
     assert sum(counts) == whole.n == 24 * 63
 
 
-def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
+def test_a_changed_text_is_not_taken_for_the_one_measured(tiny, tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text(
-        "<|endoftext|>".join(["a rope has no end until it is cut. " * 40] * 3)
-    )
-    given = LmEvalTask(
-        tasks=("ropepatch_long_perplexity",), metadata={"text": str(text)}, limit=2
-    )
-    out = tmp_path / "out"
-    (result,) = measure(suite(given), out=out)
-    assert {row.n for row in result.rows} == {2}
-    text.write_text("a knot is what holds until it is cut. " * 40)
-    with pytest.raises(
-        RopepatchError, match=r"other settings: it differs in .*parameters"
-    ):
-        measure(suite(given), out=out)
+    metadata = {"text": str(text)}
+    given = LmEvalTask(tasks=("ropepatch_long_perplexity",), metadata=metadata)
+    digests = set()
+    for word in ("rope", "knot"):
+        text.write_text(f"a {word} is what holds until it is cut. " * 40)
+        ready = given.prepare(Goal("model", tiny[1], 256, 256))
+        digests.add(ready.parameters["digest"])
+    assert len(digests) == 2

@@ -4,12 +4,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-import torch
 from made_results import fine_tuned, reading
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.evaluation.results import (
     Result,
     Row,
@@ -116,16 +114,8 @@ def test_seconds_and_schema_may_be_missing(tmp_path):
 # rows
 
 
-CURVE = LossCurve(
-    tuple(
-        torch.tensor(nll)
-        for nll in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [0.5], [3.0, 3.0, 3.0, 3.0])
-    )
-)
-
-
 def test_a_row_has_its_mean_interval_and_clusters():
-    mean = CURVE.at(4)
+    mean = Mean(((6.0, 3), (15.0, 3), (9.0, 3)))
     row = row_of("loss", {"length": 4}, mean)
     assert (row.value, (row.low, row.high), row.n) == (mean.value, mean.interval(), 9)
     assert row.clusters == [(6.0, 3), (15.0, 3), (9.0, 3)]

@@ -206,53 +206,38 @@ def test_logits_may_differ_by_the_rounding_of_their_dtype(dtype, by, refused, ca
 # Models that are read whole, and models that are not
 
 
-@pytest.mark.parametrize(
-    ("rope", "reason"),
-    [
-        (
-            {"rope_type": "dynamic", "factor": 4.0},
-            "its frequencies depend on the input length",
-        ),
-        (LONGROPE | FACTORS, "its frequencies depend on the input length"),
-        (LONGROPE | FACTORS | {"short_factor": FACTORS["long_factor"]}, None),
-        ({"rope_type": "yarn", "factor": 4.0}, None),
-    ],
-)
-def test_only_length_dependent_frequencies_need_whole_prompts(rope, reason, caplog):
-    model = build("llama", **TRAINED, rope_parameters={"rope_theta": 1e4} | rope)
-    made = haystacks(model)
-    assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
-    assert ("every prompt is processed whole" in caplog.text) == (reason is not None)
-    assert (reason or "") in caplog.text
-
-
 OWN_CACHE = pytest.mark.xfail(
     OLDEST, reason="a class of its own there, which is not seen", strict=True
 )
+FOLLOWS = "its frequencies depend on the input length"
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"),
+    ("family", "rope", "reason"),
     [
-        pytest.param("qwen3_next", "LinearAttentionLayer", marks=OWN_CACHE),
-        ("blt", "there is no cache for its config"),
+        ("llama", {"rope_type": "dynamic", "factor": 4.0}, FOLLOWS),
+        ("llama", LONGROPE | FACTORS, FOLLOWS),
+        ("llama", LONGROPE | FACTORS | {"short_factor": FACTORS["long_factor"]}, None),
+        ("llama", {"rope_type": "yarn", "factor": 4.0}, None),
+        pytest.param("qwen3_next", None, "LinearAttentionLayer", marks=OWN_CACHE),
+        ("blt", None, "there is no cache for its config"),
+        ("mllama", None, None),  # attention to images that are not there
+        ("gemma4_text", None, None),  # layers that share keys
+        ("deepseek_v3", None, None),  # compressed keys
     ],
 )
-def test_models_with_other_caches_get_whole_prompts(family, reason, caplog):
-    model = tiny_model(family)
-    made = haystacks(model, 1)
-    assert apart(ask(model, made), ask(model, made, read_once=False)) == 0
-    assert reason in caplog.text
-
-
-@pytest.mark.parametrize("family", ["mllama", "gemma4_text", "deepseek_v3"])
-def test_unusual_caches_serve(family, caplog):
-    """Attention to images that are not there, layers that share keys, compressed keys."""
+def test_only_other_caches_and_moving_frequencies_need_whole_prompts(
+    family, rope, reason, caplog
+):
     needs(family)
-    model = tiny_model(family)
+    if rope is None:
+        model = tiny_model(family)
+    else:
+        model = build(family, **TRAINED, rope_parameters={"rope_theta": 1e4} | rope)
     made = haystacks(model, 1)
     assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
-    assert not caplog.records
+    assert (reason is None) == (not caplog.records)
+    assert (reason or "") in caplog.text
 
 
 def test_a_wrapped_model_is_read_once(caplog):
@@ -433,6 +418,23 @@ def test_rows_are_by_length_by_kind_and_by_depth():
     assert found[2].mean == SOME.found(64, "fact")
 
 
+def test_tokens_of_quotes_are_also_counted_by_half():
+    far, near = (
+        Answer(0, 64, "quote", 0.5, 8, -1.0, 32),
+        Answer(0, 64, "quote", 0.6, 9, -3.0, 16),
+    )
+    rows = retrieval_rows(Retrieval((far, near)))
+    by_half = {
+        (row.measure, row.at["depth"]): row.mean for row in rows if "depth" in row.at
+    }
+    assert {place: mean.clusters for place, mean in by_half.items()} == {
+        ("found", 0.25): ((8, 32),),
+        ("log_prob", 0.25): ((-1, 1),),
+        ("found", 0.75): ((9, 16),),
+        ("log_prob", 0.75): ((-3, 1),),
+    }
+
+
 @torch.no_grad()
 def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared):
     """Token by token: each after all true tokens before it, from its own pass over the whole prompt."""
@@ -440,10 +442,8 @@ def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared):
     novel = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text()
     plan = Haystacks(lengths=[300], count=2, keys=2, kinds=("quote",), texts=[novel])
     made = list(plan.make(tokenizer))
-    rights: dict[tuple[int, bool], list[list[float]]] = {}
     with ropepatch.patch(model, "yarn", to=512):
-        asked = ask(model, made)
-        for answer in asked.answers:
+        for answer in ask(model, made).answers:
             haystack = made[answer.haystack]
             stop = haystack.stops[answer.length]
             (quote,) = [
@@ -460,14 +460,6 @@ def test_quotes_are_scored_as_by_a_loop_over_whole_prompts(tiny, shared):
                 ids.append(token)
             assert (answer.found, answer.parts) == (right, 32)
             assert answer.log_prob == pytest.approx(sum(log_probs) / 32, abs=1e-4)
-            half = rights.setdefault((answer.length, quote.end > stop / 2), [])
-            half.append([answer.haystack, right])
-    for row in retrieval_rows(asked):
-        if row.measure == "found" and "depth" in row.at:
-            half = rights.pop((row.at["length"], row.at["depth"] > 0.5))
-            assert row.mean.weight == 32 * len(half)
-            assert row.mean.value == sum(right for _, right in half) / row.mean.weight
-    assert not rights
 
 
 def test_answerable_kinds_are_answered_within_the_original_length(tiny, monkeypatch):

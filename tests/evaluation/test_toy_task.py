@@ -13,8 +13,6 @@ class Echo(tasks.Task):
     """Say again what was said."""
 
     name: ClassVar[str] = "echo"
-    title: ClassVar[str] = "Echo"
-    identity: ClassVar[tuple[str, ...]] = ("words",)
     words: int = 3
 
     def prepare(self, goal):
@@ -32,14 +30,11 @@ class Said(tasks.Data):
     lengths: list[int]
 
     def measure(self, model, keep=None, advance=None):
-        return rows_of(self.lengths, [self.parameters["words"]] * 2)
-
-
-def rows_of(lengths: list[int], words: list[float]) -> list[Row]:
-    return [
-        Row(measure="words", at={"length": length}, value=float(said), n=1)
-        for length, said in zip(lengths, words, strict=True)
-    ]
+        said = float(self.parameters["words"])
+        return [
+            Row(measure="words", at={"length": length}, value=said, n=1)
+            for length in self.lengths
+        ]
 
 
 def test_a_task_of_ones_own_is_read_measured_and_printed(monkeypatch, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """What is read with what context, against one forward pass per token; and what is read together."""
 
 import random
-import shutil
 from itertools import starmap
 
 import pytest
@@ -23,7 +22,6 @@ from transformers import PreTrainedModel
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
 from ropepatch.evaluation.perplexity import Window, key_of_batch, perplexity
-from ropepatch.progress import Kept
 
 BOS = 1
 NEARLY = (
@@ -139,9 +137,6 @@ def test_bos_is_before_texts_alone_if_wanted(llama, protocol):
         assert len(cut) == 4  # with bos, of five tokens it is one
 
 
-# Known models
-
-
 # Memory and batches
 
 
@@ -234,7 +229,6 @@ def test_the_key_of_a_batch_names_its_scored_tokens():
             (tokens(9), sliding(8, stride), f"from 1 to 7 .* got {stride}")
             for stride in (0, 8)
         ),
-        (tokens(9), {"length": 1}, "must have at least 2 tokens, got 1"),
     ],
 )
 def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
@@ -293,20 +287,3 @@ def test_a_killed_measurement_resumes_with_the_same_losses(llama, tmp_path, prot
     assert none == 0
     assert told[-1][0] == told[-1][1]  # what is found counts
     assert all(map(torch.equal, again, uninterrupted))
-
-
-def test_processes_that_share_a_folder_lose_no_line(
-    tmp_path,
-):
-    folder = tmp_path / "shared"
-    first, second = Kept(folder), Kept(folder)
-    first.write("a", 1)
-    (file,) = folder.iterdir()
-    second.write("b", 2)
-    assert Kept(folder).found == {"a": 1, "b": 2}
-    file.write_bytes(file.read_bytes()[:-3])
-    first.write("c", 3)
-    assert Kept(folder).found == {"b": 2, "c": 3}
-    shutil.rmtree(folder)
-    second.write("d", 4)
-    assert Kept(folder).found == {"d": 4}

@@ -6,14 +6,13 @@ import weakref
 from contextlib import nullcontext
 
 import pytest
-from checkpoint_folders import write_checkpoint
 from safetensors.torch import load_file, save_file
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.measuring import Method, Suite, measure, measure_extension
-from ropepatch.evaluation.results import BASELINE, FLOOR, comparisons
+from ropepatch.evaluation.measuring import Method, Suite, measure_extension
+from ropepatch.evaluation.results import BASELINE, FLOOR
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY, Checkpoint
 from ropepatch.model.weights import fingerprint, read_headers
@@ -77,10 +76,6 @@ def after(results, trained, tmp_path_factory):
     )
 
 
-def unmeasurable(name):
-    raise AssertionError(f"{name} is measured")
-
-
 def of(results, task, label):
     (result,) = (
         result for result in results if (result.task, result.label) == (task, label)
@@ -100,15 +95,6 @@ def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
     assert not any(
         result.fine_tuned for result in results[0]
     )  # the weights are the base's
-
-
-def test_baseline_and_extended_results_form_one_comparison_per_task(after):
-    loss, retrieval = comparisons(after)
-    for group in (loss, retrieval):
-        assert (group.model, group.trained, group.target) == ("tiny", 256, 512)
-        assert list(group.results) == [BASELINE, "yarn", "yarn + mine"]
-        assert len({len(result.rows) for result in group.results.values()}) == 1
-    assert loss.floor.label == FLOOR
 
 
 def test_the_fine_tuned_result_equals_the_loaded_checkpoint(after, trained, tiny):
@@ -135,49 +121,15 @@ def test_the_fine_tuned_result_equals_the_loaded_checkpoint(after, trained, tiny
     ] * 2
 
 
-def test_results_are_reused_for_the_same_scaling_and_weights(
-    tmp_path, results, trained
-):
-    suite = Suite(
-        models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,)
-    )
-    list(measure(suite, out=tmp_path))
-    assert (
-        len(list(measure_extension(suite, PLAN, out=tmp_path, progress=unmeasurable)))
-        == 3
-    )
-    with pytest.raises(
-        RopepatchError, match=r"again.json was measured with other settings: .*model"
-    ):
-        measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
-
-
-def test_invalid_arguments_raise_errors_before_any_measurement(tmp_path, extended):
+def test_other_frequencies_and_names_taken_twice_are_refused(extended):
     other = ropepatch.plan("tiny", to=512, beta_fast=8.0)
-    nameless = ropepatch.plan(
-        str(write_checkpoint(tmp_path / "model", by_bytes=True)), to=128
-    )
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    for plan, folder, label, message in (
-        *(
-            (PLAN, extended, label, "two results would be called")
-            for label in ("yarn", FLOOR)
-        ),
-        (
-            PLAN,
-            TINY,
-            None,
-            "does not have the frequencies of yarn to 512 tokens",
-        ),
-        (other, extended, None, "does not have the frequencies of yarn to 512 tokens"),
-        (PLAN, tmp_path / "absent", None, "no folder"),
-        (PLAN, tmp_path / "adapter", None, "holds a PEFT adapter, not a model"),
-        (nameless, None, None, "text"),
+    for plan, label, message in (
+        (PLAN, "yarn", "two results would be called"),
+        (PLAN, FLOOR, "two results would be called"),
+        (other, "mine", "does not have the frequencies of yarn to 512 tokens"),
     ):
-        named = {} if label is None else {"label": label}
         with pytest.raises(RopepatchError, match=message):
-            measure_extension(SUITE, plan, folder, progress=unmeasurable, **named)
+            measure_extension(SUITE, plan, extended, label=label)
 
 
 def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypatch):

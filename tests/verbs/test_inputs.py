@@ -7,6 +7,7 @@ from made_results import reading
 
 import ropepatch
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.measuring import Method
 
 
 @pytest.fixture
@@ -27,6 +28,13 @@ def test_lengths_may_be_multiples_of_the_original_context_length(lengths, suites
     ropepatch.evaluate("tiny", lengths=lengths)
     assert suites[0].tasks[0].lengths == (64, 128, 512)
     assert suites[0].to == (512,)
+
+
+def test_methods_are_names_objects_or_dictionaries(suites):
+    method = Method(name="ntk-by-parts", parameters={"beta": 16.0})
+    for given in (method, {"name": "ntk-by-parts", "beta": 16.0}):
+        ropepatch.evaluate("tiny", methods=[given], to=512)
+    assert [suite.methods for suite in suites] == [(method,)] * 2
 
 
 def test_functions_on_loaded_models_accept_the_same_arguments_as_commands(tmp_path):
@@ -52,10 +60,6 @@ def test_plot_draws_plans_and_folders_of_results(tmp_path):
     [
         ({"text": ["a", "b"]}, "text must be a valid string"),
         ({"to": ["4x"]}, "is not a length in tokens"),
-        (
-            {"windows": 1, "documents": 1},
-            "`windows` cannot be combined with `documents`",
-        ),
     ],
 )
 def test_errors_in_python_name_arguments_of_the_function(options, message):

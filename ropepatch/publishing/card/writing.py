@@ -18,7 +18,7 @@ from huggingface_hub import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import Row, measure_of, read_result
+from ropepatch.evaluation.results import Row, read_result
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension import record as records
 from ropepatch.files import read_text, whole_file
@@ -33,6 +33,7 @@ from ropepatch.settings import yaml_text
 
 CARD = "README.md"
 DIGITS = 4  # after the point, of a metric
+ON_THE_HUB = {"found": "accuracy", "acc": "accuracy"}  # measures with another name
 BOARDS = ".eval_results"  # the folder that the Hub's boards read
 # The boards, which take no other data sets, and their tasks, by the task of lm-eval and its metric
 BENCHMARKS = {
@@ -213,7 +214,7 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
         if row is None or row.value is None:
             continue
         text = row.at.get("task") or group.parameters.get("text") or "generated text"
-        metric = name = one_line(measure_of(row.measure).hub)
+        metric = name = one_line(ON_THE_HUB.get(row.measure, row.measure))
         if "kind" in row.at:
             name += f", {row.at['kind']}"
         if "length" in row.at:
@@ -265,8 +266,7 @@ def headline(model: Extended) -> str:
             at = f"{series.title} at {own.length:,} tokens"
             figures = f"this checkpoint {_figure(own)}"
             if base_name is not None:
-                place = series.at(own.length)
-                base = group.results[base_name].row(series.measure, **place)
+                base = group.last(base_name, series)
                 figures += f", the base model {_figure(base)}" if base else ""
             sentences.append(plain(f"{at}: {figures}{group.reservation(series)}."))
     return " ".join(sentences)
