@@ -3,16 +3,15 @@
 import pytest
 from loss_models import build
 from tokenizer_makes import TOKENIZERS
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     """That of the bundled checkpoint."""
     return TOKENIZERS["bundled"]()
 
 
 @pytest.fixture(scope="session")
-def llama() -> PreTrainedModel:
+def llama():
     """A tiny random model; nobody changes it."""
     return build()

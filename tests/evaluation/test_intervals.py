@@ -4,17 +4,14 @@ All seeds are fixed. 4,000 worlds give a coverage to 0.35 % (one standard deviat
 """
 
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import (
-    Interval,
     Mean,
     difference,
     significant,
@@ -23,10 +20,9 @@ from ropepatch.evaluation.intervals import (
 
 WORLDS = 4_000
 Z = 1.959964
-Floats = NDArray[np.float64]
 
 
-def mean_of(values: Sequence[float], weights: Sequence[float] | None = None) -> Mean:
+def mean_of(values, weights=None):
     weights = [1000.0] * len(values) if weights is None else weights
     return Mean(
         tuple(
@@ -36,7 +32,7 @@ def mean_of(values: Sequence[float], weights: Sequence[float] | None = None) -> 
     )
 
 
-def answers(found: Sequence[int], of: int = 20) -> Mean:
+def answers(found, of=20):
     return Mean(tuple((float(count), float(of)) for count in found), share=True)
 
 
@@ -53,7 +49,7 @@ def test_even_documents_have_the_interval_of_students_t(n):
     assert mean.p_value == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
 
 
-def cr2(values: Floats, weights: Floats) -> Interval:
+def cr2(values, weights):
     """Bell and McCaffrey's interval, written down cluster by cluster: each is one row of a weighted mean."""
     n, p = len(values), weights / weights.sum()
     centre = float(sum(share * value for share, value in zip(p, values, strict=True)))
@@ -160,7 +156,7 @@ def test_shares_of_all_may_differ_by_what_each_lacks():
     assert (low, high) == pytest.approx((least - 1, 1 - least))
 
 
-def newcombe(first: Mean, second: Mean) -> Interval:
+def newcombe(first, second):
     """Newcombe's method 10 in his letters, with the correlation of haystacks times 1 - 1/n."""
     (p1, p2), (l1, u1), (l2, u2) = (
         (first.value, second.value),

@@ -23,12 +23,12 @@ from ropepatch.evaluation.perplexity import LossCurve, LossReader, perplexity
 
 
 @pytest.fixture(autouse=True)
-def chunk(monkeypatch) -> int:
+def chunk(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 12)
     return 12
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_of(caplog):
     return [
         message
         for name, _, message in caplog.record_tuples

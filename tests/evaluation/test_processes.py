@@ -55,7 +55,7 @@ torch.save(found, out / f"{{rank}}.pt")
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory) -> list[dict]:
+def launched(tmp_path_factory):
     """What each of two processes found, started by torchrun and joined by accelerate."""
     out = tmp_path_factory.mktemp("ranks")
     script = out / "script.py"

@@ -6,47 +6,41 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_results import asking, reading
-from numpy.typing import NDArray
 from scipy import stats
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.ranking import Ranking, rank
-from ropepatch.evaluation.results import BASELINE, FLOOR, Result
+from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.results import BASELINE, FLOOR
 
-Floats = NDArray[np.float64]
 LENGTHS = (256, 1024)
 NOISE = 0.05  # nats by which a text differs from one scaling to the next
 
 
-def read(
-    label: str, nats: float | list[float], inside: float | list[float] = 0.5, **options
-) -> Result:
+def read(label, nats, inside=0.5, **options):
     """The losses within the trained context and over the target."""
     return reading(label, [inside, nats], lengths=LENGTHS, **options)
 
 
 def asked(
-    label: str,
-    log_prob: float | list[float] | None,
+    label,
+    log_prob,
     correct=(4, 4),
-    n: int = 4,
+    n=4,
     **options,
-) -> Result:
+):
     """The answers to questions that the baseline knows within its context."""
     log_probs = None if log_prob is None else [-0.1, log_prob]
     return asking(label, correct, n=n, log_prob=log_probs, lengths=LENGTHS, **options)
 
 
-def ranked(*results: Result) -> Ranking:
+def ranked(*results):
     return rank(results)
 
 
 # Simulated worlds, fixed seeds
 
 
-def recommended(
-    seed: int, scalings: int, texts: int, gain: float = 0.0, *, ask: bool
-) -> str | None:
+def recommended(seed, scalings, texts, gain=0.0, *, ask):
     """What is recommended in a world where only the first scaling gains, if any does."""
     draw = np.random.default_rng([seed, scalings, texts])
     hard, deep = draw.normal(3, 0.5, texts), draw.normal(-2, 0.5, 10)
@@ -64,7 +58,11 @@ def recommended(
 
 @pytest.mark.parametrize(
     ("scalings", "texts", "ask"),
-    [(1, 3, False), (4, 8, True), pytest.param(13, 8, True, marks=pytest.mark.sweep)],
+    [
+        (1, 3, False),
+        pytest.param(4, 8, True, marks=pytest.mark.sweep),
+        pytest.param(13, 8, True, marks=pytest.mark.sweep),
+    ],
 )
 def test_where_none_helps_none_is_recommended_in_95_percent(scalings, texts, ask):
     """In 1,000 worlds of each cell it was one in 1.4 to 3.3 %: the tests have two sides, one recommends."""
@@ -163,7 +161,7 @@ def test_a_method_worse_in_one_measure_is_not_recommended(loss, log_prob):
     assert {*a.better, *a.worse} == {"loss", "passkey"}
 
 
-def harmed_beside(others: int) -> Ranking:
+def harmed_beside(others):
     """Method x has a lower loss and less probable answers, each significant alone; the others do nothing."""
     draw = np.random.default_rng(3)
     loss, deep = draw.normal(3, 0.3, 12), draw.normal(-1, 0.3, 10)
@@ -173,7 +171,7 @@ def harmed_beside(others: int) -> Ranking:
         or not others
     )
 
-    def of(label: str, gain: Floats, change: Floats) -> list[Result]:
+    def of(label, gain, change):
         read_loss = read(label, list(loss - gain), list(np.full(12, 0.5)))
         return [
             read_loss,

@@ -11,7 +11,6 @@ from ropepatch.data.texts import cut_windows, token_ids
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Suite, measure
-from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.tasks import (
     BEGINNINGS,
     Goal,
@@ -32,24 +31,24 @@ def jsonl(tmp_path_factory, tiny):
     return file
 
 
-def documents_of(jsonl, tokenizer) -> list[torch.Tensor]:
+def documents_of(jsonl, tokenizer):
     """The first two, behind a beginning-of-sequence token."""
     texts = [json.loads(line)["body"] for line in jsonl.read_text().splitlines()]
     return token_ids(tokenizer, texts[:2])
 
 
-def task(jsonl, **options) -> PerplexityTask:
+def task(jsonl, **options):
     return PerplexityTask(
         text=str(jsonl), field="body", windows=None, documents=2, **options
     )
 
 
-def rows_of(given, tiny, to=256) -> list[Row]:
+def rows_of(given, tiny, to=256):
     ready = given.prepare(Goal("model", tiny[1], 256, to))
     return ready.measure(tiny[0])
 
 
-def suite(given, **options) -> Suite:
+def suite(given, **options):
     return Suite(models=("tiny",), to=("1x",), tasks=(given,), **options)
 
 

@@ -1,7 +1,6 @@
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from made_results import fine_tuned, reading
@@ -28,7 +27,7 @@ ROW = Row(
 )
 
 
-def make_result(**changes: object) -> Result:
+def make_result(**changes):
     result = Result(
         task="perplexity",
         label="yarn é",
@@ -51,7 +50,7 @@ def make_result(**changes: object) -> Result:
     return replace(result, **changes)
 
 
-def write_content(file: Path, **changes: object) -> Path:
+def write_content(file, **changes):
     """The file of a result with some keys changed; `...` stands for one that is left out."""
     content = json.loads(make_result().to_json()) | changes
     file.write_text(

@@ -1,10 +1,8 @@
 """Answers on the cache of a haystack are those to whole prompts, or every prompt is read whole."""
 
 import math
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +10,6 @@ from loss_models import VOCABULARY, build
 from oldest import OLDEST, needs
 from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
-from torch import nn
-from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch.data.haystack import Haystack, Haystacks, Question
@@ -35,7 +31,7 @@ from ropepatch.evaluation.tasks import Goal, RetrievalTask, retrieval_rows
 LENGTHS = (40, 90, 150)
 TRAINED = {"max_position_embeddings": 64}
 SLIDING = {"sliding_window": 16}
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+MODELS = {
     "grouped queries": lambda: build("llama", **TRAINED),
     "partial rotary": lambda: build("gpt_neox"),
     "all layers slide": lambda: build("mistral", **SLIDING),
@@ -50,11 +46,11 @@ FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, PreTrainedModel]:
+def models():
     return {name: make() for name, make in MODELS.items()}
 
 
-def haystacks(model: PreTrainedModel, count: int = 2) -> list[Haystack]:
+def haystacks(model, count=2):
     """Random tokens; what the model says to whole prompts of one length is the answer at all of them."""
     draw = torch.Generator().manual_seed(0)
     top = min(VOCABULARY, model.config.get_text_config().vocab_size)
@@ -78,7 +74,7 @@ def haystacks(model: PreTrainedModel, count: int = 2) -> list[Haystack]:
     return made
 
 
-def apart(one: Retrieval, other: Retrieval) -> float:
+def apart(one, other):
     """By how much log-probabilities differ; infinite where a verdict does."""
     assert [a[:4] for a in one.answers] == [a[:4] for a in other.answers]
     pairs = list(zip(one.answers, other.answers, strict=True))
@@ -89,9 +85,9 @@ def apart(one: Retrieval, other: Retrieval) -> float:
 
 
 @contextmanager
-def calls(model: nn.Module) -> Iterator[list[tuple[int, int]]]:
+def calls(model):
     """(rows, tokens) of every forward pass within the block."""
-    shapes: list[tuple[int, int]] = []
+    shapes = []
     hook = model.register_forward_pre_hook(
         lambda _, __, options: shapes.append(tuple(options["input_ids"].shape)),
         with_kwargs=True,
@@ -174,7 +170,7 @@ def test_a_model_with_another_cache_gets_whole_prompts(
     made = haystacks(model)
     whole = ask(model, made, read_once=False)
 
-    def from_zero(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
+    def from_zero(_, __, options):
         if options["use_cache"]:  # positions of a question begin at 0
             options["position_ids"] = torch.arange(options["input_ids"].shape[1])[None]
 
@@ -194,7 +190,7 @@ def test_a_model_with_another_cache_gets_whole_prompts(
     ],
 )
 def test_logits_may_differ_by_the_rounding_of_their_dtype(dtype, by, refused, caplog):
-    def scale(_: nn.Module, __: Any, options: dict[str, Any], output: Any) -> None:
+    def scale(_, __, options, output):
         output.logits = output.logits * (1 + by * bool(options["use_cache"]))
 
     model = MODELS["grouped queries"]().to(dtype)
@@ -273,7 +269,7 @@ def test_a_killed_run_resumes_with_the_missing_haystacks(tmp_path):
     made = haystacks(model, 4)
     expected = ask(model, made)
 
-    def killed(done: int, total: int | None) -> None:
+    def killed(done, total):
         if done > 2 * len(made[0].ids):
             raise KeyboardInterrupt
 
@@ -282,7 +278,7 @@ def test_a_killed_run_resumes_with_the_missing_haystacks(tmp_path):
     (file,) = folder.iterdir()
     assert len(file.read_text().strip().splitlines()) == 3
     file.write_text(file.read_text()[:-20])  # it died while it wrote
-    told: list[tuple[int, int | None]] = []
+    told = []
     for reads in (2, 0):
         with calls(model) as shapes:
             resumed = ask(

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from ropepatch.errors import RopepatchError
@@ -17,7 +15,7 @@ tasks:
 """
 
 
-def suite_of(folder: Path, text: str) -> Suite:
+def suite_of(folder, text):
     (file := folder / "mine.yml").write_text(text)
     return read_suite(str(file))
 

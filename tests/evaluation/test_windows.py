@@ -16,8 +16,6 @@ from loss_models import (
     tokens,
 )
 from tiny_models import tiny_model
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
@@ -38,7 +36,7 @@ NEARLY = (
 )  # some of them so alike that they are read together
 
 
-def sliding(window: int, stride: int) -> dict[str, int]:
+def sliding(window, stride):
     return {"window": window, "stride": stride}
 
 
@@ -48,9 +46,7 @@ class WithBos:
     bos_token_id: int | None = BOS
     eos_token_id = None
 
-    def __call__(
-        self, texts: list[str], **options: object
-    ) -> dict[str, list[list[int]]]:
+    def __call__(self, texts, **options):
         assert options["add_special_tokens"] is False
         return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
 
@@ -84,9 +80,7 @@ def test_sliding_windows_of_gemma_begin_with_bos_by_default():
 
 
 @torch.no_grad()
-def slow_losses(
-    model: PreTrainedModel, ids: Tensor, window: int = 10**9, stride: int = 1
-) -> Tensor:
+def slow_losses(model, ids, window=10**9, stride=1):
     """The losses -ln p(token | context) of a document, each from a forward pass of its own."""
     losses = []
     for t in range(1, len(ids)):
@@ -140,9 +134,7 @@ def test_bos_is_before_texts_alone_if_wanted(llama, protocol):
 # Memory and batches
 
 
-def shapes_read(
-    model: PreTrainedModel, documents: object, **options: object
-) -> list[tuple[int, int]]:
+def shapes_read(model, documents, **options):
     """(rows, length) of every forward pass of the decoder."""
     with decoder_passes(model) as shapes:
         perplexity(model, None, documents, **options)
@@ -234,7 +226,7 @@ def test_the_key_of_a_batch_names_its_scored_tokens():
 def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
     llama, documents, options, message
 ):
-    def unread(done: int, total: int | None) -> None:
+    def unread(done, total):
         raise AssertionError
 
     with pytest.raises(RopepatchError, match=message) as refused:
@@ -254,7 +246,7 @@ class Killed(BaseException):
     pass
 
 
-def passes(model: PreTrainedModel, **options: object) -> tuple[list[torch.Tensor], int]:
+def passes(model, **options):
     """The losses and how many forward passes of the decoder they took."""
     with decoder_passes(model) as shapes:
         return list(perplexity(model, None, tokens(*OF_DOCUMENTS), **options).nll), len(
@@ -269,7 +261,7 @@ def test_a_killed_measurement_resumes_with_the_same_losses(llama, tmp_path, prot
     uninterrupted, whole = passes(llama, **options)
     left = iter(range(batches - 1, -1, -1))
 
-    def killed(done: int, total: int | None) -> None:
+    def killed(done, total):
         if next(left) == 0:
             raise Killed
 
@@ -280,7 +272,7 @@ def test_a_killed_measurement_resumes_with_the_same_losses(llama, tmp_path, prot
     resumed, rest = passes(llama, keep=folder, **options)
     assert rest == whole - batches
     assert all(map(torch.equal, resumed, uninterrupted))
-    told: list[tuple[int, int | None]] = []
+    told = []
     again, none = passes(
         llama, keep=folder, progress=lambda *done: told.append(done), **options
     )

@@ -19,7 +19,7 @@ from ropepatch.report.plots.lines import figures
 from ropepatch.report.plots.style import save_figure
 
 
-def labelled(axes) -> dict:
+def labelled(axes):
     """The lines of data."""
     return {
         line.get_label(): line

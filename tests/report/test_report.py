@@ -2,7 +2,6 @@
 
 import html
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,16 +29,16 @@ RESULTS = [
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
+def file(tmp_path_factory):
     return write_report(RESULTS, tmp_path_factory.mktemp("report") / "report.html")
 
 
 @pytest.fixture(scope="module")
-def page(file) -> str:
+def page(file):
     return file.read_text(encoding="utf-8")
 
 
-def plain(page: str) -> str:
+def plain(page):
     """The text of a page, on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
@@ -106,7 +105,7 @@ def test_a_low_accuracy_and_a_higher_one_are_named():
 # What it says
 
 
-def box(page: str) -> list[str]:
+def box(page):
     """The lines of the verdicts at its head."""
     found = re.findall(r'<div class="verdict">(.*?)</div>', page, re.DOTALL)
     return [plain(line) for part in found for line in re.findall(r"<p>(.*?)</p>", part)]
@@ -222,7 +221,7 @@ def visits(page, tmp_path_factory):
             tab = browser.new_page(
                 viewport={"width": width, "height": 900}, color_scheme=scheme
             )
-            console: list[str] = []
+            console = []
             tab.on(
                 "console", lambda message, console=console: console.append(message.text)
             )
