@@ -145,7 +145,7 @@ def scaling_change(
                 return change
     raise RopepatchError(
         f"no config.json makes transformers compute these frequencies for {config.model_type}",
-        hint="please report the model type; nothing was written",
+        hint="choose another method; nothing was written",
     )
 
 
