@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -172,8 +173,9 @@ def test_extend_names_the_folder_after_model_method_and_target(
         "load:    python -c 'from transformers import AutoModelForCausalLM; "
     )
     assert done.stdout.startswith(f"{folder.name}: ")
-    assert f"ropepatch eval {folder} --text FILE" in measure
-    assert f"ropepatch push {folder}" in publish
+    word = shlex.quote(str(folder))
+    assert f"ropepatch eval {word} --text FILE" in measure
+    assert f"ropepatch push {word}" in publish
 
 
 def test_quiet_prints_only_results(run_here):
