@@ -354,6 +354,7 @@ def costs_of(name: str) -> list[Cost]:
 
 PEAKS = {
     "H100": 989,
+    "A100": 312,
     "RTX 4090": 165,
     "L4": 121,
 }  # dense bfloat16, in 1e12 operations a second
@@ -378,7 +379,7 @@ def hardware() -> str:
             ]
             cells += ["–"] * (2 - len(cells))
             fits = min(cost.memory for cost in costs) <= ROOM * SMALL
-            gpus = PEAKS if fits else ["H100"]
+            gpus = list(PEAKS) if fits else list(PEAKS)[:2]
             hours = [gpu_hours(costs[0], gpu) for gpu in gpus]
             hours += ["–"] * (len(PEAKS) - len(hours))
             rows.append((costs[0].memory, [f"`{name}`", *cells, *hours]))
