@@ -5,7 +5,7 @@
 # make sweep  run every test, and every mutant; PART=1/10 leaves the mutants and nine tenths of what is marked slow or sweep out, as CI does in turn
 # make mutants   change the package in each way that tests/mutants lists: named tests must fail; ROOMS="scaling model" runs some
 # make ends   run those of the mathematics, patches, saving and measuring with the oldest and the newest transformers allowed
-# make lint   format, lint and types
+# make lint   format, lint, types, and whether all that is generated is up to date
 # make documents   rewrite all that is generated: blocks and figures of the documents, schemas, headers of recipes
 # make site   build the documentation into .site; open .site/index.html
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
@@ -71,6 +71,7 @@ lint: .venv/test/installed
 	.venv/test/bin/ruff format --check .
 	.venv/test/bin/ruff check .
 	.venv/test/bin/mypy
+	.venv/test/bin/python docs/tables.py --check
 
 .venv/%/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv --clear .venv/$*

@@ -225,6 +225,7 @@ def test_every_output_line_in_the_readme_is_in_the_transcript():
 MEASURED_BY_TESTS = {"families"}  # by tests/extension
 
 
+@pytest.mark.slow  # make lint checks it, too
 def test_generated_files_are_up_to_date():
     found = [str(file.relative_to(ROOT)) for file, _ in tables.differing()]
     assert not found, "make documents"

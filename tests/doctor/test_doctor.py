@@ -17,6 +17,7 @@ from ropepatch.scaling import METHODS
 # As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+SAMPLE = ("linear", "yarn", "longrope", "dynamic", "longrope-switch")
 CONFIGS = {entry["name"]: entry for entry in PUBLISHED}
 LLAMA_3_1, QWEN_3, YARN = (
     "Llama-3.1-8B",
@@ -40,7 +41,10 @@ def write(folder, name, *, model_max_length=None, **config):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in METHODS),
+        *(
+            pytest.param(name, {}, marks=() if name in SAMPLE else pytest.mark.slow)
+            for name in METHODS
+        ),
         *(("yarn", {"attention_factor": one}) for one in (0.8278, 0.05)),
     ],
 )

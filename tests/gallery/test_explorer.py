@@ -275,7 +275,12 @@ def rounded():
 
 
 @pytest.mark.parametrize(
-    ("method", "found"), [("none", False), ("yarn", True), ("self-extend", True)]
+    ("method", "found"),
+    [
+        ("yarn", True),
+        pytest.param("none", False, marks=pytest.mark.slow),
+        pytest.param("self-extend", True, marks=pytest.mark.slow),
+    ],
 )
 def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
     settings = {"map": method} if method in remappings() else {"method": method}
@@ -331,6 +336,7 @@ def test_a_page_names_no_folder_and_quotes_its_command(opened, tmp_path):
     assert word == folder.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (380, "dark")])
 def test_axe_finds_nothing_that_keeps_anybody_out(opened, files, width, scheme):
     link = f"{files['tiny'].as_uri()}#model=llama-2-7b&to=16384&method=yarn"

@@ -572,7 +572,10 @@ def test_the_signature_of_an_address_is_not_logged(hub, folder, caplog):
     assert "Amz" not in caplog.text
 
 
-@pytest.mark.parametrize("how", ["cut", "lost", "<html>"])
+@pytest.mark.parametrize(
+    "how",
+    ["lost", *(pytest.param(how, marks=pytest.mark.slow) for how in ("cut", "<html>"))],
+)
 def test_a_push_broken_at_any_request_is_resumed(hub, folder, how):
     """Before the Hub did what was asked, or after: nothing is done or sent twice."""
     for number in itertools.count(1):

@@ -17,6 +17,7 @@ from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_n
 from ropepatch.training.recipe import Recipe, read_recipe
 
 NAMES = shipped_names(RECIPES)
+SAMPLE = ("qwen3-8b-128k", "llama3.1-8b-256k")
 
 
 def window_of(name):
@@ -49,7 +50,12 @@ def test_a_recipe_trains_the_whole_target(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if read_recipe(name).model != "tiny"]
+    "name",
+    [
+        pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow)
+        for name in NAMES
+        if read_recipe(name).model != "tiny"
+    ],
 )
 def test_the_header_of_a_recipe_names_its_gpu_memory(name):
     """From 128k on little is evaluated: the keys and values of a passkey take more than the training."""

@@ -21,6 +21,7 @@ def test_stock_transformers_loads_it_in_float32(tiny):
     assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
 
 
+@pytest.mark.slow
 def test_it_retrieves_at_every_depth_within_its_window(tiny):
     answers = ropepatch.passkey(*tiny, lengths=[160, 256], haystacks=40, seed=2)
     for length in answers.lengths:
@@ -28,6 +29,7 @@ def test_it_retrieves_at_every_depth_within_its_window(tiny):
             assert answers.found(length, depths=depths).value >= 0.95
 
 
+@pytest.mark.slow
 def test_its_loss_is_near_the_floor_within_its_window_alone(tiny):
     within = held_out_tales(tiny[1], length=256, count=40)
     floor = -torch.stack([tale.log_probs()[1:] for tale in within]).mean().item()

@@ -62,6 +62,7 @@ def test_the_shipped_recipe_made_the_bundled_checkpoint(tokenizer):
     )
 
 
+@pytest.mark.slow
 def test_each_material_is_what_tiny_was_trained_on(stock):
     """The rows are part of the recipe: a change here makes other weights."""
     rows = {

@@ -30,6 +30,7 @@ def test_a_short_context_check_fails_only_beyond_its_noise():
     ).passed  # two texts: the mean itself
 
 
+@pytest.mark.slow
 def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("ropepatch.training.self_written.SHARD", 2048)

@@ -97,13 +97,8 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        *(pytest.param(one, marks=SLOW) for one in (signal.SIGINT, signal.SIGHUP)),
-    ],
-)
+@SLOW
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_while_writing_exits_and_leaves_no_files(number, tmp_path):
     done = run_python(
         "-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path
