@@ -75,6 +75,25 @@ def cpu_units(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def skeletons():
+    """Build the skeleton of a configuration once: nothing changes a skeleton."""
+    from ropepatch.model import config as configs
+
+    built, build = {}, configs.blueprint
+
+    def blueprint(config):
+        stated = config.to_json_string(use_diff=False)
+        key = (type(config), configs.loader_of(config), stated)
+        if key not in built:
+            built[key] = build(config)
+        return built[key]
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(configs, "blueprint", blueprint)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def interrupts():
     """Hear SIGINT and SIGHUP, also where `make test &` or `nohup` starts this process with them ignored."""
     before = {

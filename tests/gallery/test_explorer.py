@@ -113,6 +113,7 @@ READ_ROPES = """configs => configs.map((config) => {
 })"""
 
 
+@pytest.mark.slow
 def test_every_configuration_has_the_rope_that_transformers_computes(page):
     yarn = {
         "rope_type": "yarn",
@@ -162,6 +163,7 @@ CALCULATE = """([rope, name, length, given]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_every_method_has_the_frequencies_of_the_package(page):
     entries = [
         rope_entry(InMemory("", None, Config(shallow(config_of(name)))))
@@ -210,6 +212,7 @@ REMAPPED = """([name, L, N, given, positions]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_every_map_reads_at_the_distances_of_the_package(page):
     cases = []
     for name in remappings():
@@ -274,13 +277,9 @@ def rounded():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "found"),
-    [
-        ("yarn", True),
-        pytest.param("none", False, marks=pytest.mark.slow),
-        pytest.param("self-extend", True, marks=pytest.mark.slow),
-    ],
+    ("method", "found"), [("none", False), ("yarn", True), ("self-extend", True)]
 )
 def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
     settings = {"map": method} if method in remappings() else {"method": method}
@@ -302,6 +301,7 @@ def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
     assert said["found"] == bool((likely == asked[-prompt["answer"] :]).all()) == found
 
 
+@pytest.mark.slow
 def test_links_keys_and_dropped_files_change_what_is_shown(opened, files, tmp_path):
     link = "#model=llama-2-7b&to=32768&method=ntk-by-parts&set=beta%3D16&map=dca"
     page = opened(files["plain"].as_uri() + link)
@@ -325,6 +325,7 @@ def test_links_keys_and_dropped_files_change_what_is_shown(opened, files, tmp_pa
     expect(page.locator("#problem")).to_have_text("broken.json: no JSON.")
 
 
+@pytest.mark.slow
 def test_a_page_names_no_folder_and_quotes_its_command(opened, tmp_path):
     folder = tmp_path / "it's $(touch X)"
     folder.mkdir()

@@ -233,6 +233,7 @@ def visits(page, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_it_opens_from_the_disk_and_figures_fit(
     visits,
 ):
@@ -246,6 +247,7 @@ def test_it_opens_from_the_disk_and_figures_fit(
             assert right <= found["width"]
 
 
+@pytest.mark.slow
 def test_a_click_on_a_head_sorts_by_number(visits):
     (found, _), _ = visits
     assert found["unsorted"] == ["baseline", "linear", "yarn", "floor"]
