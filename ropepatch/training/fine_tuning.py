@@ -113,8 +113,7 @@ def _measured(
     with run.progress("base model, short context") as advance:
         placed(model, run.processes.device)
         base = short_context_loss(run, supply.pieces, model, advance, split=True)
-    losses = [list(cluster) for cluster in base.clusters]
-    begun = {"decisive": decisive, "base": losses}
+    begun = {"decisive": decisive, "base": [list(map(float, c)) for c in base.clusters]}
     # Measurements may differ between processes.
     record = run.processes.write_once(
         lambda: run.write(run.earlier.model_copy(update=begun))
