@@ -125,11 +125,12 @@ def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
 
 def smollm2_students() -> str:
     """Tabulate what students of SmolLM2 learned, of kinds that were taught and others."""
-    name, student = "smollm2-quote-number-sentence", "student-short"
+    name = "smollm2-quote-number-sentence"
     scaled = [row for row in rows(name) if row["method"] != BASELINE]
     outcome = pages_tables.Outcome(scaled, *SMOLLM2)
+    students = [one for one in outcome.methods if one.startswith("student")]
     tables = (
-        pages_tables.gains_table(outcome, student),
+        *(pages_tables.gains_table(outcome, student) for student in students),
         pages_tables.answers_tables(outcome),
         measured_line(name, outcome, f"{SMOLLM2_INSTRUCT}, plain prompts"),
     )

@@ -110,8 +110,8 @@ def entries(models: Path) -> Iterator[Entry]:
     trainings = ("student", "student-short", "student-plain", "student-long")
     students = [f"{name}-{seed}" for name in trainings for seed in range(3)]
     for to, methods, minutes in (
-        ("16k", ["yarn", "baseline", *students[:6], "dca", *students[6:]], (4, 0.1)),
-        ("32k", ["yarn", "baseline", "dca", *students[:3]], (9, 0.3)),
+        ("16k", ["yarn", *students[:6], "dca", *students[6:]], (4, 0.1)),
+        ("32k", ["yarn", "dca", *students[:3]], (9, 0.3)),
     ):
         yield from pages(models, SMOLLM2, to, methods, minutes, kinds=ASKED)
     yield from pages(
@@ -183,7 +183,8 @@ def pages(
                 needs=[models / name],
             )
         words = [f"{PAGES}/pages_study.py", str(models / name), "--to", to]
-        words += ["--methods", measured, "--dtype", "bfloat16", "--json", file]
+        dtype = "float32" if kinds == ASKED else "bfloat16"
+        words += ["--methods", measured, "--dtype", dtype, "--json", file]
         if kinds:
             words += ["--kinds", kinds]
         if first < 8:

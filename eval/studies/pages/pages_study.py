@@ -422,7 +422,7 @@ class Desk:
             )
             self._patch.enter_context(patch)
         self.reader, self._method = (
-            Reader(self.subject.model, tokens_per_batch=2**17),
+            Reader(self.subject.model, read_once=True),
             name,
         )
 

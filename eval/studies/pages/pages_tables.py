@@ -105,6 +105,9 @@ def keys_of(row: Row) -> int:
 def of_seeds(rows: Sequence[Row]) -> Row:
     """A row with the mean of each answer and block over trainings that differ in their seed."""
     mean = dict(rows[0]) | {"seeds": len(rows)}
+    taught = [{*row.get("taught", [])} for row in rows]
+    mean["taught"] = sorted(set.intersection(*taught))
+    mean["partly taught"] = sorted(set.union(*taught) - set.intersection(*taught))
     mean["losses"] = [
         fmean(of) for of in zip(*(row["losses"] for row in rows), strict=True)
     ]
@@ -302,7 +305,8 @@ def gains_table(outcome: Outcome, trained: str) -> str:
     """The gain of a training over the reference at the target length, by kind; taught kinds less the others."""
     pages, base = outcome.methods[trained], outcome.methods[REFERENCE]
     both = sorted(pages.keys() & base.keys())
-    taught = next(iter(pages.values())).get("taught", [])
+    first = next(iter(pages.values()))
+    taught, partly = first.get("taught", []), first.get("partly taught", [])
     lines, gains = [], dict[str, list[float]]()
     for kind in kinds_of(outcome.first):
         of = answers_of(found, kind, outcome.target)
@@ -319,7 +323,11 @@ def gains_table(outcome: Outcome, trained: str) -> str:
         lines.append(
             [
                 f"`{kind}`",
-                "taught" if kind in taught else "not taught",
+                "taught"
+                if kind in taught
+                else "taught by some seeds"
+                if kind in partly
+                else "not taught",
                 *(counted(share) for share in shares),
                 *(
                     outcome.cell(kind, trained, f"target {of}")
@@ -327,15 +335,18 @@ def gains_table(outcome: Outcome, trained: str) -> str:
                 ),
             ]
         )
-    practice = [
-        fmean(gains[kind][page] for kind in gains if kind in taught)
-        - fmean(gains[kind][page] for kind in gains if kind not in taught)
-        for page in range(len(both))
-    ]
-    more = Mean(tuple((100 * points, 1.0) for points in practice))
-    low, high = more.interval()
-    cell = f"{more.value:+.1f} [{low:+.1f}, {high:+.1f}]"
-    lines.append(["", "taught less not taught", "", "", cell, ""])
+    if taught:
+        practice = [
+            fmean(gains[kind][page] for kind in gains if kind in taught)
+            - fmean(
+                gains[kind][page] for kind in gains if kind not in [*taught, *partly]
+            )
+            for page in range(len(both))
+        ]
+        more = Mean(tuple((100 * points, 1.0) for points in practice))
+        low, high = more.interval()
+        cell = f"{more.value:+.1f} [{low:+.1f}, {high:+.1f}]"
+        lines.append(["", "taught less not taught", "", "", cell, ""])
     heads = ["kind", "", f"`{REFERENCE}`", f"`{trained}`"]
     return markdown_rows(
         [*heads, "more, in points", "more log-prob (nats/token)"], lines
