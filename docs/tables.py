@@ -60,7 +60,6 @@ GEMMA = "Gemma 3 270M (268,098,176 parameters, original length 32,768)"
 FURTHER = {  # pages of `eval/run.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
     ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,
-    ("smollm2-quote-number-sentence", 8192, 32768): SMOLLM2_INSTRUCT,
     ("gemma3-270m", 32768, 65536): GEMMA,
     ("gemma3-270m-quote-number-sentence", 32768, 65536): GEMMA,
 }
