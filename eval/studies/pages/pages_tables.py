@@ -391,7 +391,8 @@ def in_short(outcome: Outcome) -> str:
         if kind in outcome.not_counted:
             lines.append(f"- `{kind}` is not counted: {outcome.not_counted[kind]}.")
             continue
-        best = next(name for name in outcome.by_log_prob(kind) if name != REFERENCE)
+        others = (name for name in outcome.by_log_prob(kind) if name != REFERENCE)
+        best = next(others, REFERENCE)
         within, beyond = (
             "answer log-prob {}, accuracy {} points".format(
                 *(outcome.cell(kind, *at, f"{place} {of}") for of in ("nats", "share"))
