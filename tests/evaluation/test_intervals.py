@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import (
@@ -44,9 +44,13 @@ def test_even_documents_have_the_interval_of_students_t(n):
     values = np.random.default_rng(n).normal(0.3, 1.0, n)
     mean = mean_of(values)
     assert mean.value == pytest.approx(values.mean())
-    expected = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values))
+    expected = scipy.stats.t.interval(
+        0.95, n - 1, values.mean(), scipy.stats.sem(values)
+    )
     assert mean.interval() == pytest.approx(expected, rel=1e-9)
-    assert mean.p_value == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
+    assert mean.p_value == pytest.approx(
+        scipy.stats.ttest_1samp(values, 0).pvalue, rel=1e-9
+    )
 
 
 def cr2(values, weights):
@@ -65,7 +69,7 @@ def cr2(values, weights):
         rows.append([p[i] * x / math.sqrt(shrunk) for x in residual])
     eigenvalues = np.linalg.eigvalsh(np.array(rows) @ np.array(rows).T)
     freedom = eigenvalues.sum() ** 2 / (eigenvalues**2).sum()
-    reach = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
+    reach = scipy.stats.t.ppf(0.975, freedom) * math.sqrt(variance)
     return centre - reach, centre + reach
 
 
@@ -140,7 +144,7 @@ def test_shares_have_the_p_value_of_all_sign_flips(haystacks, of):
     for _ in range(10):
         first, second = draw.integers(0, of + 1, (2, haystacks))
         found = difference(answers(first, of), answers(second, of))
-        by_scipy = stats.permutation_test(
+        by_scipy = scipy.stats.permutation_test(
             (first, second),
             lambda a, b: np.mean(a - b),
             permutation_type="samples",

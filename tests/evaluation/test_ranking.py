@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 from made_results import asking, reading
-from scipy import stats
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import rank
@@ -167,7 +167,7 @@ def harmed_beside(others):
     loss, deep = draw.normal(3, 0.3, 12), draw.normal(-1, 0.3, 10)
     harm = -0.1 + draw.normal(0, 0.095, 10)
     assert (
-        0.05 / (2 * (others + 1)) < stats.ttest_1samp(harm, 0).pvalue < 0.05
+        0.05 / (2 * (others + 1)) < scipy.stats.ttest_1samp(harm, 0).pvalue < 0.05
         or not others
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.evaluation import results as made
@@ -95,7 +95,8 @@ def clusters(mean, width, count=10):
         return [mean]
     places = np.linspace(-1, 1, count)
     if count > 2:
-        places *= width / (stats.sem(places) * stats.t.ppf(0.975, count - 1))
+        error = places.std(ddof=1) / count**0.5
+        places *= width / (error * stdtrit(count - 1, 0.975))
     return [float(mean * (1 + place)) for place in places]
 
 

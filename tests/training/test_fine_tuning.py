@@ -32,6 +32,7 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaForCausalLM,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -85,7 +86,7 @@ def test_the_history_holds_losses_and_evaluations(fine_tuned):
     assert steps_with(fine_tuned, "short_loss", "target_loss") == [0, 3, 6]
 
 
-def test_a_run_ended_by_a_signal_saves_and_resumes_exactly(tmp_path, fine_tuned):
+def test_a_run_ended_by_a_signal_resumes_exactly_with_other_times(tmp_path, fine_tuned):
     """Step 3 is saved and logged, so the losses are means over other steps."""
     seldom, lines = small_recipe(trainer={"save_steps": 100, "logging_steps": 2}), []
     send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
@@ -94,10 +95,20 @@ def test_a_run_ended_by_a_signal_saves_and_resumes_exactly(tmp_path, fine_tuned)
     assert signal.getsignal(signal.SIGINT) is handler
     (saved,) = checkpoints(tmp_path / "out.run")
     assert saved.name == "checkpoint-3"
-    again = fine_tune(yarn(), seldom, tmp_path / "out", say=lines.append).path
+    (tmp_path / "out.run" / "runs").mkdir()
+    (tmp_path / "out.run" / "runs" / "events").touch()
+    other = {
+        "save_steps": 3,
+        "save_total_limit": 3,
+        "logging_steps": 1,
+        "dataloader_num_workers": 1,
+        "ddp_timeout": 60,
+    }
+    again = train(tmp_path / "out", lines.append, trainer=other).path
     assert "resuming from checkpoint-3" in lines
     assert model_bytes(again) == model_bytes(fine_tuned)
-    assert steps_with(again, "loss") == [2, 3, 4, 6]
+    assert (again / "training" / "runs" / "events").exists()
+    assert steps_with(again, "loss") == [2, 3, 4, 5, 6]
     evaluations = [
         [
             (row["step"], row["short_loss"])
@@ -128,22 +139,6 @@ def test_an_interrupted_run_ends_like_another(
     assert (f"resuming from checkpoint-{last}" in lines) == (last > 0)
     assert model_bytes(resumed) == model_bytes(fine_tuned)
     assert history_of(resumed) == history_of(fine_tuned)
-
-
-def test_a_run_resumes_with_other_times_to_save(tmp_path, fine_tuned):
-    interrupted(yarn(), small_recipe(), tmp_path / "out", "step_end", 3)
-    (tmp_path / "out.run" / "runs").mkdir()
-    (tmp_path / "out.run" / "runs" / "events").touch()
-    other = {
-        "save_steps": 3,
-        "save_total_limit": 3,
-        "logging_steps": 1,
-        "dataloader_num_workers": 1,
-    }
-    resumed = train(tmp_path / "out", trainer=other | {"ddp_timeout": 60}).path
-    assert steps_with(resumed, "loss") == [2, 3, 4, 5, 6]
-    assert model_bytes(resumed) == model_bytes(fine_tuned)
-    assert (resumed / "training" / "runs" / "events").exists()
 
 
 @pytest.mark.slow
@@ -238,18 +233,24 @@ def test_an_adapter_is_drawn_from_the_seed_of_its_recipe(tmp_path, monkeypatch):
 
 
 def test_accumulated_batches_are_one_step(tmp_path):
-    steps, watch = [], Watch(windows=1, target=False)
+    logged, watch = [], Watch(windows=1, target=False)
+
+    def note(args, state, control, logs, **_):
+        if "grad_norm" in logs:
+            logged.append(logs)
+            raise KeyboardInterrupt
+
+    callback = TrainerCallback()
+    callback.on_log = note
     for room, accumulated in ((128, 1), (64, 2)):
         data = small_recipe().data.model_copy(update={"tokens_per_batch": room})
-        trainer = {"max_steps": 1, "gradient_accumulation_steps": accumulated}
-        lora = Lora(r=4)
-        recipe = small_recipe(
-            data=data, lora=lora, trainer=trainer, positions="true-length", watch=watch
-        )
-        folder = fine_tune(yarn(), recipe, tmp_path / str(room)).path
-        steps.append(history_of(folder)[-1])
+        trainer = {"logging_steps": 1, "gradient_accumulation_steps": accumulated}
+        changes = {"data": data, "lora": Lora(r=4), "trainer": trainer, "watch": watch}
+        recipe = small_recipe(positions="true-length", **changes)
+        with trainers(callback), pytest.raises(KeyboardInterrupt):
+            fine_tune(yarn(), recipe, tmp_path / str(room))
     for key in ("loss", "grad_norm"):
-        assert steps[0][key] == pytest.approx(steps[1][key], rel=1e-4)
+        assert logged[0][key] == pytest.approx(logged[1][key], rel=1e-4)
 
 
 # Settings that decide the weights
