@@ -38,6 +38,7 @@ import pretraining_recipe
 import registries
 import remappings_study
 import short_tables
+import students
 from measured import RESULTS, result
 from registries import DescribedSchema, published_config
 
@@ -56,6 +57,7 @@ ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
 SMOLLM2 = (8192, 16384)  # original and target length
 SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192; de-quantised weights)"
+TRIED = "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --kinds quote,number,sentence --texts OTHERS"
 GEMMA = "Gemma 3 270M (268,098,176 parameters, original length 32,768)"
 FURTHER = {  # pages of `eval/run.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
@@ -122,18 +124,38 @@ def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
     return f"{make(outcome)}\n\n{measured_line('smollm2', outcome, model, command)}"
 
 
-def smollm2_students() -> str:
+def smollm2_students() -> Iterator[str]:
     """Tabulate what students of SmolLM2 learned, of kinds that were taught and others."""
-    name = "smollm2-quote-number-sentence"
+    name, (window, *_) = "smollm2-quote-number-sentence", SMOLLM2
     scaled = [row for row in rows(name) if row["method"] != BASELINE]
-    outcome = pages_tables.Outcome(scaled, *SMOLLM2)
-    students = [one for one in outcome.methods if one.startswith("student")]
-    tables = (
-        *(pages_tables.gains_table(outcome, student) for student in students),
-        pages_tables.answers_tables(outcome),
-        measured_line(name, outcome, f"{SMOLLM2_INSTRUCT}, plain prompts"),
-    )
-    return "\n\n".join(tables)
+    for target in (SMOLLM2[1], 2 * SMOLLM2[1]):
+        yield f"### To {target:,} tokens"
+        outcome = pages_tables.Outcome(scaled, window, target)
+        for student in outcome.methods:
+            if student.startswith("student"):
+                yield pages_tables.gains_table(outcome, student)
+        yield pages_tables.answers_tables(outcome)
+        yield measured_line(name, outcome, f"{SMOLLM2_INSTRUCT}, plain prompts")
+
+
+def students_tried() -> str:
+    """Tabulate trainings of SmolLM2 that were compared on other prompts."""
+    name = "smollm2-trials"
+    outcome = pages_tables.Outcome(rows(name), *SMOLLM2)
+    columns = {"": ["", "rate", "steps", "tokens", "questions", "layers"]}
+    recipe = students.read_recipe("distil")
+    for kind, one in students.TRAININGS.items():
+        student = f"student-{kind}".removesuffix("-")
+        columns[student] = [
+            f"`{student}`",
+            f"{one.rate or recipe.trainer['learning_rate']:.1e}",
+            str(one.steps or recipe.max_steps),
+            f"{one.length or SMOLLM2[1]:,}",
+            f"{one.questions / (1 + one.questions):.0%}",
+            ", ".join(one.modules or ["attention"]),
+        ]
+    told = measured_line(name, outcome, f"{SMOLLM2_INSTRUCT}, plain prompts", TRIED)
+    return f"{pages_tables.trials_table(outcome, columns)}\n\n{told}"
 
 
 def further_pages() -> str:
@@ -219,7 +241,8 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "further-pages": further_pages,
     },
     f"{STUDIES}/distil/distil.md": {
-        "smollm2-students": smollm2_students,
+        "smollm2-students": in_sections(smollm2_students),
+        "students-tried": students_tried,
         "distil": lambda: distil_study.distil_table(rows("distil")),
     },
     f"{STUDIES}/encodings/encodings.md": {

@@ -107,10 +107,9 @@ def entries(models: Path) -> Iterator[Entry]:
         (12, 0.1),
         kinds="fact,chain",
     )
-    trainings = ("student", "student-short", "student-plain", "student-long")
-    students = [f"{name}-{seed}" for name in trainings for seed in range(3)]
+    students = [f"{name}-{seed}" for name in STUDENTS for seed in range(3)]
     for to, methods, minutes in (
-        ("16k", ["yarn", *students[:6], "dca", *students[6:]], (4, 0.1)),
+        ("16k", ["yarn", "dca", *students], (4, 0.1)),
         ("32k", ["yarn", "dca", *students[:3]], (9, 0.3)),
     ):
         yield from pages(models, SMOLLM2, to, methods, minutes, kinds=ASKED)
@@ -142,8 +141,9 @@ STUDIES = {  # of small models, with the minutes of a row
 STUDENTS: dict[str, Minutes] = {  # the minutes of their trainings, see `students.py`
     "student": (140, 2),
     "student-short": (20, 1),
+    "student-fast": (140, 2),
     "student-plain": (140, 2),
-    "student-long": (None, 6),
+    "student-target": (None, 6),
 }
 
 

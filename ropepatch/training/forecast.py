@@ -31,7 +31,11 @@ BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is to
 SHARE = 3 / 4  # of the memory of a device
 KEPT = 1 / 4  # of it, up to which activations are kept instead of recomputed
 MOST_HOURS = 1.0
-SMALL = 128  # the hidden size above which the learning rate falls as its inverse
+SMALL, LARGE = (
+    128,
+    576,
+)  # hidden sizes, from tiny's to SmolLM2's, between which the learning rate falls
+FALL = 2.39  # exponent: 4e-3 was good at the first, 1.1e-4 at the second (eval/studies/distil)
 
 FOUR_BITS = 0.516  # bytes per weight: NF4 in blocks of 64 with quantised scales (arXiv:2305.14314)
 
@@ -165,14 +169,16 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
     assert recipe.distil is not None
     config, target = plan.config, plan.target
     window = config.window
-    rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / config.text.hidden_size)
+    hidden = min(max(config.text.hidden_size, SMALL), LARGE)
+    rate = recipe.trainer["learning_rate"] * (LARGE / hidden) ** FALL
     distil = recipe.distil.model_copy(update={"auto_size": False})
-    own = {
-        "model": plan.source.name,
-        "trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")},
-        "distil": distil,
-    }
-    recipe = recipe.model_copy(update=own)
+    recipe = recipe.model_copy(
+        update={
+            "model": plan.source.name,
+            "trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")},
+            "distil": distil,
+        }
+    )
     room = relative_length(recipe.data.tokens_per_batch, window)
     memory = memory_of(best_device()) / GIB
     reason = ""  # for sequences shorter than the target
@@ -190,10 +196,8 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
             "data": recipe.data.model_copy(update=longer),
             "distil": distil.model_copy(update={"remapping": remapping}),
         }
-        where = "at skipped positions"
         if length == target:
             changes["positions"] = TrueLength()
-            where = "(the target length)"
         made = recipe.model_copy(update=changes)
         cost = forecast(made, plan, counted).cost
         if cost.memory <= SHARE * memory and cost.hours <= MOST_HOURS:
@@ -203,10 +207,11 @@ def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:
             f"and {cost.hours:.1f} h on {cost.card}"
         )
     else:
-        length, where = min(window, room), "at skipped positions"
+        length = min(window, room)
         data = recipe.data.model_copy(update={"windows": (length,)})
         made = recipe.model_copy(update={"data": data})
     kept = made.model_copy(update={"gradient_checkpointing": False})
     if forecast(kept, plan, counted).cost.memory <= KEPT * memory:
         made = kept
+    where = "(the target length)" if length == target else "at skipped positions"
     return made, f"training on sequences of {length:,} tokens {where}{reason}"

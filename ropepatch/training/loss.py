@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ropepatch.data.texts import IGNORED
 from ropepatch.model.config import text_config
-from ropepatch.model.cost import CHUNK as CHUNK
+from ropepatch.model.cost import CHUNK
 from ropepatch.model.head import find_linear_head, in_eval_mode, shadowed
 from ropepatch.model.rotary import base_model
 from ropepatch.training.packed_attention import segments

@@ -172,7 +172,7 @@ class Distil(Settings):
         temperature: T, of both distributions; the loss is T² KL(teacher || student) (arXiv:1503.02531).
         cross_entropy: Share of the cross-entropy of the text in the loss.
         auto_size: Train on the longest sequences for which the device has the memory and needs about an hour,
-            instead of `data.windows`, and lower the learning rate above a hidden size of 128.
+            instead of `data.windows`, and raise the learning rate below a hidden size of 576.
     """
 
     remapping: Annotated[

@@ -252,14 +252,13 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         return len(self.schedule.begins) - 1
 
     def __getitem__(self, item: int) -> dict[str, Tensor | int]:
-        first, last = self.schedule.begins[item : item + 2].tolist()
-        rows = [self._row(number) for number in range(first, last)]
+        bounds = self.schedule.begins[item : item + 2].tolist()
+        rows = [self._row(number) for number in range(*bounds)]
         positions = []
         for number, row in enumerate(rows):
             draw = random.Random(seed_of(self.seed, "positions", item, number))
             for length in row.lengths:
-                sampled = self.positions.sample(length, self.target, draw)
-                positions.append(sampled)
+                positions.append(self.positions.sample(length, self.target, draw))
         lengths = [length for row in rows for length in row.lengths]
         return {
             "input_ids": torch.cat([row.ids for row in rows])[None],

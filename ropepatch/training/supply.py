@@ -132,10 +132,14 @@ def read_supply(run: Run) -> Supply:
         seed=recipe.seed,
     )
     texts = [stream.digest for stream in streams]
-    asked = [stream for stream in streams if isinstance(stream, QuestionRows)]
-    taught = sorted({kind for stream in asked for kind in stream.kinds})
+    taught = {
+        kind
+        for stream in streams
+        if isinstance(stream, QuestionRows)
+        for kind in stream.kinds
+    }
     key = key_of((texts, digest(pieces)))[:16]
-    return Supply(key, batches, pieces, notes, taught)
+    return Supply(key, batches, pieces, notes, sorted(taught))
 
 
 def _answered(run: Run) -> list[str]:
@@ -143,9 +147,15 @@ def _answered(run: Run) -> list[str]:
     recipe, tokenizer = run.recipe, run.source.tokenizer
     _, room = recipe.data.lengths(run.trained)
     most = int(ASKED * room * recipe.accumulated * recipe.max_steps)
-    model = run.source.fingerprint, tokenizer_digest(tokenizer), run.trained
-    software = version("ropepatch"), fastest()
-    key = key_of(("kinds", VERSION, *model, most, recipe.seed, *software))[:24]
+    settings = (
+        VERSION,
+        run.source.fingerprint,
+        tokenizer_digest(tokenizer),
+        run.trained,
+        most,
+        recipe.seed,
+    )
+    key = key_of(("kinds", *settings, version("ropepatch"), fastest()))[:24]
     file = default_cache() / f"{key}-kinds.json"
     if file.is_file():
         return [str(kind) for kind in read_json(file)["kinds"]]

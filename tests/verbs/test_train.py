@@ -232,7 +232,7 @@ def test_distillation_uses_the_longest_sequences_that_fit_the_device(
 
 
 @pytest.mark.parametrize(
-    ("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)]
+    ("hidden", "rate"), [(96, 4e-3), (192, 1.5e-3), (1536, 1.1e-4)]
 )
 def test_the_learning_rate_decreases_with_the_hidden_size(hidden, rate, tmp_path):
     source = tiny_with(tmp_path / "source", hidden_size=hidden)

@@ -240,11 +240,8 @@ class Outcome:
         if place not in self.contrasts:
             return ""
         one = self.contrasts[place]
-        low, high = one.interval()
-        points = f"{100 * one.value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-        return (points if place[2].endswith("share") else signed(one)) + "*" * (
-            place in self.apart
-        )
+        text = points(one) if place[2].endswith("share") else signed(one)
+        return text + "*" * (place in self.apart)
 
 
 def answers_tables(outcome: Outcome) -> str:
@@ -343,14 +340,39 @@ def gains_table(outcome: Outcome, trained: str) -> str:
             )
             for page in range(len(both))
         ]
-        more = Mean(tuple((100 * points, 1.0) for points in practice))
-        low, high = more.interval()
-        cell = f"{more.value:+.1f} [{low:+.1f}, {high:+.1f}]"
+        cell = points(Mean(tuple((gain, 1.0) for gain in practice)))
         lines.append(["", "taught less not taught", "", "", cell, ""])
     heads = ["kind", "", f"`{REFERENCE}`", f"`{trained}`"]
     return markdown_rows(
         [*heads, "more, in points", "more log-prob (nats/token)"], lines
     )
+
+
+def trials_table(outcome: Outcome, columns: Mapping[str, Sequence[str]]) -> str:
+    """The gain of each training over the reference, by kind, after its own columns in this order."""
+    base, kinds = outcome.methods[REFERENCE], kinds_of(outcome.first)
+    heads = [
+        *columns[""],
+        *(f"`{kind}` at {outcome.target:,}" for kind in kinds),
+        f"`{kinds[0]}` at {outcome.window:,}",
+    ]
+    lines = []
+    for name, cells in columns.items():
+        if name in outcome.methods:
+            within = over(
+                outcome.methods[name],
+                base,
+                answers_of(found, kinds[0], outcome.window),
+            )
+            gains = [outcome.cell(kind, name, "target share") for kind in kinds]
+            lines.append([*cells, *gains, points(within)])
+    return markdown_rows(heads, lines)
+
+
+def points(share: Mean) -> str:
+    """A difference of shares in points, with its interval."""
+    low, high = share.interval()
+    return f"{100 * share.value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def losses_table(outcome: Outcome) -> str:

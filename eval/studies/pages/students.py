@@ -2,14 +2,8 @@
 
     python eval/studies/pages/students.py MODEL --to 16k --out student-short-0
 
-The name of the output selects its training, and ends with its seed:
-
-    student-short-1   64 steps of the recipe `distil`, on sequences of 2,048 tokens at skipped positions
-    student-1         all 450 steps, on such sequences
-    student-plain-1   the same without questions
-    student-long-1    all 450 steps, as the recipe suits a large GPU: on sequences of the target length
-
-All read novels that no page contains, and resume.
+The name of the output is `student-SEED` for the recipe `distil`, else `student-TRAINING-SEED` with one of
+`TRAININGS`. All read novels that no page contains, and resume.
 """
 
 from __future__ import annotations
@@ -19,6 +13,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +26,45 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 from pages_study import NOVELS, PAGES
 from study import log_line
 
-SHORT = 64  # steps
-SEQUENCE = 2048  # tokens
+QUERIES_AND_KEYS = ("q_proj", "k_proj")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What differs from the recipe `distil`.
+
+    Args:
+        rate: The learning rate; None for that of the recipe.
+        steps: The number of steps; None for that of the recipe.
+        length: The tokens of a sequence, at skipped positions; None for what suits the device.
+        questions: The weight of the sequences with questions; the others have 1.
+        modules: The linear layers with an adapter; None for those of the recipe.
+    """
+
+    rate: float | None = None
+    steps: int | None = None
+    length: int | None = 2048
+    questions: float = 0.5
+    modules: tuple[str, ...] | None = None
+
+
+TRAININGS = {
+    "": Training(),
+    "short": Training(rate=8.9e-4, steps=64),
+    "fast": Training(rate=8.9e-4),
+    "plain": Training(rate=8.9e-4, questions=0),
+    "target": Training(length=None),
+    # Trials
+    "half": Training(rate=5.6e-5),
+    "double": Training(rate=2.2e-4),
+    "double-plain": Training(rate=2.2e-4, questions=0),
+    "asked": Training(questions=1.5),
+    "qk": Training(rate=8.9e-4, modules=QUERIES_AND_KEYS),
+    "qk-double": Training(rate=2.2e-4, modules=QUERIES_AND_KEYS),
+    "original": Training(rate=8.9e-4, steps=112, length=8192),
+    "target-short": Training(rate=8.9e-4, steps=64, length=None),
+    "target-double": Training(rate=2.2e-4, steps=64, length=None),
+}
 
 
 @contextmanager
@@ -48,22 +80,30 @@ def other_novels(out: Path) -> Iterator[Path]:
 
 def of(name: str, plan: Any) -> Recipe:
     """The recipe of a student, by its name."""
-    *_, training, seed = f"whole-{name.removeprefix('student-')}".split("-")
+    kind, _, seed = name.removeprefix("student").rpartition("-")
+    training = TRAININGS[kind.removeprefix("-")]
     given = read_recipe("distil")
     recipe, _ = sized(given, plan)
-    if training != "long":
-        data = given.data.model_copy(update={"windows": (SEQUENCE,)})
-        short = {"data": data, "positions": given.positions}
+    data, trainer = recipe.data, recipe.trainer
+    if training.length:
+        sizes = {"windows": (training.length,), "tokens_per_batch": training.length}
+        data = given.data.model_copy(update=sizes)
+        short = {"positions": given.positions, "gradient_checkpointing": False}
         short["distil"] = given.distil.model_copy(update={"auto_size": False})
-        recipe = recipe.model_copy(update=short | {"gradient_checkpointing": False})
-    sources = list(recipe.data.sources)
-    if training == "plain":
-        sources = [one for one in sources if one.generated == "self"]
-    steps = SHORT if training == "short" else recipe.max_steps
+        recipe = recipe.model_copy(update=short)
+    text, asking = data.sources
+    sources = [text]
+    if training.questions:
+        sources.append(asking.model_copy(update={"weight": training.questions}))
+    steps = training.steps or recipe.max_steps
+    rate = training.rate or trainer["learning_rate"]
+    own = {"learning_rate": rate, "max_steps": steps, "save_steps": steps // 8}
+    modules = training.modules or recipe.lora.target_modules
     changed = {
-        "trainer": recipe.trainer | {"max_steps": steps, "save_steps": steps // 8},
+        "trainer": trainer | own,
         "watch": recipe.watch.model_copy(update={"target": False, "windows": 1}),
-        "data": recipe.data.model_copy(update={"sources": sources}),
+        "data": data.model_copy(update={"sources": sources}),
+        "lora": recipe.lora.model_copy(update={"target_modules": modules}),
         "seed": int(seed),
     }
     return recipe.model_copy(update=changed)
