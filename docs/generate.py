@@ -246,7 +246,7 @@ def commands() -> Iterator[str]:
 
 API = {
     "Plan, try and write": "plan patch active extend load Plan Patch Remapped Extension",
-    "Measure": "perplexity retrieve passkey evaluate compare read_results plot Results Choice",
+    "Measure": "perplexity retrieve passkey difference evaluate compare read_results plot Results Choice",
     "Scalings and position remappings": "make_scaling make_remapping Scaling Rope Frequencies Remapping",
     "Train": "train read_recipe load_adapter",
     "Other encodings": "swap make_encoding Swap Encoding",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the names in HOMES, for mypy and editors
     from ropepatch.encodings.loading import load as load
     from ropepatch.encodings.swapping import Swap as Swap
     from ropepatch.encodings.swapping import swap as swap
+    from ropepatch.evaluation.intervals import difference as difference
     from ropepatch.evaluation.perplexity import perplexity as perplexity
     from ropepatch.evaluation.retrieval import passkey as passkey
     from ropepatch.evaluation.retrieval import retrieve as retrieve
@@ -59,6 +60,7 @@ HOMES = {  # modules of the public names, imported when used because it takes se
     "encodings": "ENCODINGS Encoding make_encoding",
     "encodings.loading": "load",
     "encodings.swapping": "Swap swap",
+    "evaluation.intervals": "difference",
     "evaluation.perplexity": "perplexity",
     "evaluation.retrieval": "passkey retrieve",
     "extension.patching": "Patch patch",

@@ -185,7 +185,11 @@ def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
 
 
 class ALiBi(Encoding):
-    """A penalty linear in the distance, with a slope per head (Press et al. 2021)."""
+    """A penalty linear in the distance, with a slope per head (Press et al. 2021).
+
+    s_h = 2^(−8h/P), P the largest power of two up to the number of heads. Further heads take every other
+    slope of 2P heads, from the first.
+    """
 
     name = "alibi"
     family = "relative"

@@ -73,12 +73,12 @@ class Mean:
         return max(0, FEWEST - len(self.clusters))
 
     def interval(self) -> Interval:
-        """The 95 % confidence interval of the mean over the population of clusters.
+        """The 95 % confidence interval of the mean over the population of clusters, as (low, high);
+        with fewer than three clusters (-inf, inf), of a share (0, 1).
 
         Losses: r ± t * se, with the standard error and the degrees of freedom of `_spread`. Shares: Wilson's
         interval (J. Am. Stat. Assoc. 22, 1927) with the number of answers divided by the design effect
-        (Kish 1965) and t instead of z. With fewer than three clusters, or if r is not finite, it is
-        unbounded, or 0 to 1.
+        (Kish 1965) and t instead of z. If r is not finite, it is that of too few clusters.
         """
         if self.missing or not math.isfinite(self.value):
             return (0.0, 1.0) if self.share else (-math.inf, math.inf)
@@ -236,14 +236,10 @@ class ShareDifference(Mean):
     @property
     def _correlation(self) -> float:
         """The correlation of both shares over haystacks, shrunk by one part in their number; 0 if unknown."""
-        found = np.array(
-            [
-                [total for total, _ in share.clusters]
-                for share in (self.first, self.second)
-            ]
-        )
-        weights = np.array([weight for _, weight in self.clusters])
-        first, second = found - np.outer([self.first.value, self.second.value], weights)
+        first, weights = np.array(self.first.clusters).T
+        second, _ = np.array(self.second.clusters).T
+        first = first - self.first.value * weights
+        second = second - self.second.value * weights
         scale = math.sqrt(float((first**2).sum() * (second**2).sum()))
         return (
             float((first * second).sum()) / scale * (1 - 1 / len(weights))
@@ -271,7 +267,33 @@ class ShareDifference(Mean):
 
 
 def difference(a: Mean, b: Mean) -> Mean:
-    """The mean of a minus that of b, paired by cluster, so that the difficulty of a document cancels out."""
+    """Return the mean of a minus that of b, paired by cluster, so that the difficulty of a text cancels out.
+
+    A wider blend of NTK-by-parts against a cut at one rotation, on six stories:
+
+    ```python
+    import ropepatch
+    from ropepatch.data.tiny.tales import held_out_tales
+
+    model, tokenizer = ropepatch.load("tiny")
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=1024, count=6)]
+    with ropepatch.patch(model, "ntk-by-parts", to=1024, beta=8.0):
+        blended = ropepatch.perplexity(model, tokenizer, tales).between(512, 1024)
+    with ropepatch.patch(model, "ntk-by-parts", to=1024, beta=1.001):
+        cut = ropepatch.perplexity(model, tokenizer, tales).between(512, 1024)
+    print(ropepatch.difference(blended, cut).interval())
+    ```
+
+    Args:
+        a: A mean, such as a loss of `LossCurve` or an accuracy of `Retrieval`.
+        b: Another one of the same documents or prompts in the same order.
+
+    Returns:
+        A `Mean`, whose `interval()` is that of the difference.
+
+    Raises:
+        RopepatchError: If a and b do not count as many tokens or answers of each document or prompt.
+    """
     if [weight for _, weight in a.clusters] != [weight for _, weight in b.clusters]:
         raise RopepatchError(
             f"cannot compare {a.weight:,.0f} tokens or answers of {len(a.clusters)} documents or prompts "

@@ -365,7 +365,7 @@ class LossCurve:
     documents: tuple[int, ...] | None = None
 
     def at(self, length: int) -> Mean:
-        """The loss of the first ``length`` tokens of every row that has at least so many.
+        """The loss of the first ``length`` tokens of every row that has at least so many, as a `Mean`.
 
         Raises:
             RopepatchError: If no row has ``length`` tokens, or none is scored.
@@ -376,7 +376,7 @@ class LossCurve:
         return self._sum(read, f"{length} tokens")
 
     def between(self, begin: int, end: int) -> Mean:
-        """The loss of the tokens with an index in [begin, end) in their row, of rows of any length.
+        """The loss of the tokens with an index in [begin, end) in their row, as a `Mean`; rows of any length.
 
         Raises:
             RopepatchError: If no row has such a token; token 0 is never scored.

@@ -111,7 +111,7 @@ class Retrieval:
     def found(
         self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)
     ) -> Mean:
-        """The retrieval accuracy: the share of correct answers, or of correct tokens of quotes.
+        """The retrieval accuracy, a `Mean`: the share of correct answers, or of correct tokens of quotes.
 
         Args:
             length: The length of the prompts in tokens.
@@ -126,7 +126,7 @@ class Retrieval:
     def log_prob(
         self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)
     ) -> Mean:
-        """The answer log-prob: the mean over the answers' tokens, in nats; see `found`.
+        """The answer log-prob: the mean over the answers' tokens, in nats, as a `Mean`; see `found`.
 
         It is continuous, so it distinguishes models long before the accuracy does.
         """

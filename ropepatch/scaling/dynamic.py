@@ -12,8 +12,8 @@ class DynamicNTK(NTKAware):
     """NTK-aware scaling by the prompt length l (YaRN paper, 3.3), which ropepatch fixes at the target.
 
     Args:
-        form: "paper": s(l) = max(1, l/L). "transformers": s(l) = f l/L - (f - 1) beyond L with f = factor,
-            which overshoots (13 at l = 4 L and f = 4).
+        form: "paper": s(l) = max(1, l/L). "transformers": s(l) = s l/L - (s - 1) beyond L, which
+            overshoots (13 at l = 4 L and s = 4).
     """
 
     name = "dynamic"

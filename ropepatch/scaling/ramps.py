@@ -96,13 +96,17 @@ class Llama3(NTKByParts):
 class YaRN(Scaling):
     """NTK-by-parts with a temperature (Peng et al. 2023; jquesnelle/yarn).
 
+    γ_i = 1 − clip((i − lo)/(hi − lo), 0, 1). The bounds lo and hi are d·ln(L/2πβ)/(2·ln b) for beta_fast and
+    beta_slow, rounded down and up, within 0 and d − 1.
+
     Args:
         beta_fast: Pairs with at least this many rotations are kept.
         beta_slow: Pairs with at most this many are divided by s.
         truncate: Round the bounds of the index ramp outwards to whole pairs, as the released code does.
         ramp: "index": linear in the pair's index, as the released code and every published checkpoint.
             "rotations": linear in rotations (paper, equations 18 to 22), the default for a model that is
-            already scaled. "wavelength": the index ramp over wavelengths instead of frequencies (PoSE).
+            already scaled. "wavelength": the index ramp over wavelengths instead of frequencies, as in
+            the code of PoSE (arXiv:2309.10400).
         attention_factor: Multiplies cos and sin; None for 0.1 ln s + 1.
     """
 

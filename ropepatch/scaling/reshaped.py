@@ -138,6 +138,9 @@ class Resonance(_OverAnother):
 class ClippedRope(_OverAnother):
     """Another method's frequencies, with the slowest pairs faded to zero (CoPE, clipped RoPE).
 
+    Of the last n = `pairs`, or of all if there are fewer, pair k = 0 ... n − 1 is multiplied by
+    (1 + cos(πk/(n − 1)))/2: the first is kept, the last stops.
+
     Args:
         over: The method, with its default parameters; the authors train with "abf".
         rope_theta: The base b' of `over=abf`.
@@ -146,7 +149,9 @@ class ClippedRope(_OverAnother):
     """
 
     name = "cope"
-    formula = "θ′_i of another method × half a cosine over the last 20 pairs"
+    formula = (
+        "θ′_i of another method × half a cosine over the last 20 pairs, or all if fewer"
+    )
     paper = "arXiv:2602.05258"
 
     over: str = "ntk"
