@@ -73,10 +73,10 @@ class Mean:
         return max(0, FEWEST - len(self.clusters))
 
     def interval(self) -> Interval:
-        """The 95 % confidence interval of the mean over the population of clusters, as (low, high);
-        with fewer than three clusters (-inf, inf), of a share (0, 1).
+        """The 95 % confidence interval of the mean, (low, high); with under 3 clusters unbounded, or (0, 1).
 
-        Losses: r ± t * se, with the standard error and the degrees of freedom of `_spread`. Shares: Wilson's
+        It is over the population of clusters. Losses: r ± t * se, with the standard error and the degrees of
+        freedom of `_spread`. Shares: Wilson's
         interval (J. Am. Stat. Assoc. 22, 1927) with the number of answers divided by the design effect
         (Kish 1965) and t instead of z. If r is not finite, it is that of too few clusters.
         """
