@@ -117,7 +117,7 @@ def read_supply(run: Run) -> Supply:
             streams.append(QuestionRows(store, begin, tokenizer, kinds, seed))
         else:
             notes.append(
-                "no training questions: the base model answers none within its length; SmolLM2 lost quotes so"
+                "no training questions: the base model answers none within its length; SmolLM2 then lost quotes"
             )
             streams.append(TokenRows(store, begin, seed, first))
     if not pieces:
