@@ -140,6 +140,7 @@ STUDIES = {  # of small models, with the minutes of a row
 }
 STUDENTS: dict[str, Minutes] = {  # the minutes of their trainings, see `students.py`
     "student": (140, 2),
+    "student-asked": (140, 2),
     "student-short": (20, 1),
     "student-fast": (140, 2),
     "student-plain": (140, 2),
