@@ -3,6 +3,7 @@
 They import torch when they are used: the process that starts the workers of xdist reads this file first.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -53,6 +54,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
 
 
@@ -90,6 +92,35 @@ def skeletons():
 
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(configs, "blueprint", blueprint)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_repeated_work():
+    """Leave out what nobody reads, and do once what has the same result."""
+    import jinja2
+    from transformers import PreTrainedConfig
+
+    from ropepatch.model import checkpoint
+
+    known, identify = {}, checkpoint.fingerprint
+
+    def fingerprint(weights):
+        states = [(file, file.stat()) for file in weights.files]
+        key = tuple(
+            (file, at.st_ino, at.st_size, at.st_mtime_ns) for file, at in states
+        )
+        if key not in known:
+            known[key] = identify(weights)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patching:
+        report = "torch.utils.collect_env.get_pretty_env_info"  # for lm-eval
+        patching.setattr(report, lambda: "")
+        # for a line of the log that is not shown
+        patching.setattr(PreTrainedConfig, "__repr__", object.__repr__)
+        patching.setattr(jinja2, "Template", functools.cache(jinja2.Template))
+        patching.setattr(checkpoint, "fingerprint", fingerprint)
         yield
 
 

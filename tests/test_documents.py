@@ -87,8 +87,8 @@ def no_long_fingerprints(monkeypatch):
 
 
 def measure_few(suite, source, **options):
-    """Measure the suite with only three sequences and two haystacks."""
-    few = {"perplexity": {"windows": 3}, "retrieval": {"haystacks": 2}}
+    """Measure the suite with only two sequences and two haystacks."""
+    few = {"perplexity": {"windows": 2}, "retrieval": {"haystacks": 2}}
     tasks = tuple(
         task.model_copy(update=few.get(task.name, {})) for task in suite.tasks
     )

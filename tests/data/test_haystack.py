@@ -262,7 +262,7 @@ def test_tokenizers_that_cannot_write_or_separate_an_answer_are_rejected():
 def induced(prompt):
     """The token after the earlier place of the last 16 tokens; None unless there is exactly one."""
     last = prompt[-GIVEN:]
-    ends = range(GIVEN, len(prompt))
+    ends = [n for n in range(GIVEN, len(prompt)) if prompt[n - 1] == last[-1]]
     found = [prompt[end] for end in ends if prompt[end - GIVEN : end] == last]
     return found[0] if len(found) == 1 else None
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from swaps import PARAMETERS, cast, logits
+from swaps import OFTEN, PARAMETERS, cast, logits
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -35,8 +35,13 @@ def saved(tokenizer, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in ENCODINGS),
+        *((name, torch.bfloat16) for name in OFTEN),
+    ],
+)
 def test_a_saved_encoding_is_loaded_with_the_same_logits(model, name, dtype, tmp_path):
     torch.manual_seed(2)
     with ropepatch.swap(cast(model, dtype), name, **PARAMETERS.get(name, {})) as swap:

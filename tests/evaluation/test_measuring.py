@@ -160,11 +160,11 @@ def test_the_gain_is_the_loss_in_windows_minus_one_pass(
     tiny,
 ):
     model, tokenizer = tiny
-    task = PerplexityTask(windows=4, gain=True)
+    task = PerplexityTask(windows=2, gain=True)
     gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").of(
         "gain", "begin", "end"
     )
-    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=2)]
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         full = ropepatch.perplexity(model, None, tales)
         limited = ropepatch.perplexity(model, None, tales, window=256, stride=128)

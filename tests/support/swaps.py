@@ -29,7 +29,7 @@ IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 
 # One of every kind; the others run in the sweep
-OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}
+OFTEN = ["integer", "nezha", "rope", "nope", *TRAINED]
 BY_NAME = [
     name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep)
     for name in ENCODINGS

@@ -1,5 +1,6 @@
 """Tiny random causal language models of every rotary architecture, built from a config's own fields."""
 
+import functools
 from copy import deepcopy
 from dataclasses import fields
 from inspect import signature
@@ -229,6 +230,7 @@ def tiny_rope(rope):
     }
 
 
+@functools.cache
 def tiny_fields(config_class):
     """Small values for the fields of a config class, including its sub-configs."""
     names = {field.name for field in fields(config_class)}
@@ -265,7 +267,7 @@ def tiny_fields(config_class):
 def tiny_config(model_type, **more):
     """A config of a model with a few thousand parameters, and `rope_theta` 10000 where it is flat."""
     config_class = CONFIG_MAPPING[model_type]
-    return config_class(**tiny_fields(config_class) | more)
+    return config_class(**deepcopy(tiny_fields(config_class)) | more)
 
 
 def tiny_model(model_type, *, seed=0, **more):
