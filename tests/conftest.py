@@ -52,7 +52,6 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
