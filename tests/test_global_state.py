@@ -25,6 +25,7 @@ from run_recipes import ask_little, run_python, small_recipe
 from transformers.utils import logging as transformers_logging
 
 import ropepatch
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.progress import silent
 
@@ -92,6 +93,9 @@ CALLS = {
         say=silent,
     ),
     "diagnose": lambda made, out, tiny: ropepatch.diagnose(made["extended"]),
+    "difference": lambda made, out, tiny: ropepatch.difference(
+        Mean.of([(1, 2)]), Mean.of([(2, 2)])
+    ),
     "evaluate": lambda made, out, tiny: ropepatch.evaluate(
         "tiny", lengths="64", windows=2, say=silent
     ),
