@@ -38,12 +38,12 @@ def plan(
     engine: str | None = None,
     as_json: bool = False,
     **asked: Any,
-) -> None:
+) -> int:
     """`ropepatch train --dry-run` shows what a recipe would do.
 
     Args:
         engine: Print the command that serves the plan in this engine, without writing a checkpoint if
-            possible: vllm, sglang, llama.cpp, ollama or mlx-lm.
+            possible: vllm, sglang, llama.cpp, ollama or mlx-lm. Exit 1 if it cannot serve the plan.
     """
     from ropepatch.cli.parameters import parse_settings
 
@@ -55,8 +55,9 @@ def plan(
 
         served = serving(planned, engine)
         print(json_text(asdict(served)) if as_json else served)
-        return
+        return int(not served.commands)
     print(json_text(planned.to_dict())) if as_json else print_text(str(planned))
+    return 0
 
 
 @command(
@@ -86,13 +87,14 @@ def doctor(
         diagnosis = ropepatch.diagnose(model, revision, measure=measure, progress=read)
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding.code for finding in diagnosis.findings if finding.fixable]
-    if fix is None:
+    if fix is None or not fixable:
+        if fix:
+            say_on_stderr(f"no unambiguous fix: {fix} was not written")
         return int(diagnosis.has_errors)
-    if not fixable:
-        say_on_stderr(f"no unambiguous fix: {fix} was not written")
-        return int(diagnosis.has_errors)
-    names = {"out": "--fix", "fix": "--fix"}
-    with bar("copying") as copied, arguments_written(partial(written, names)):
+    with (
+        bar("copying") as copied,
+        arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})),
+    ):
         folder = repair(diagnosis, fix, progress=copied)
     say_on_stderr(f"fixed in {folder}: {', '.join(dict.fromkeys(fixable))}")
     left = ropepatch.diagnose(folder, measure=False)

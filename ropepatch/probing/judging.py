@@ -80,7 +80,7 @@ class Judgement:
         if self.verdict == UNDECIDED:
             return f"UNDECIDED: {self.why}"
         if self.is_right and self.refuses:
-            return f"OK up to {self.limit:,} tokens; {self.engine} refuses more ({self.why})"
+            return f"OK up to {self.limit:,} tokens; {self.engine} refuses the next prompt ({self.why})"
         return f"{'OK' if self.is_right else 'WRONG'}: {self.engine} {WORDS[self.verdict]} ({self.why})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,13 +202,13 @@ def judge(
     if best == RIGHT and UNSCALED in reading.alike:
         same = "with or without RoPE scaling this model predicts the same here"
         return verdict(UNDECIDED, same)
-    why = f"KL divergence up to {max(beyond[RIGHT]):.1g} nats beyond {reading.window} tokens"
+    why = f"KL divergence up to {max(beyond[RIGHT]):.3g} nats beyond {reading.window} tokens"
     if best != RIGHT:
-        why += f", up to {max(beyond[best]):.1g} from a server with this error"
+        why += f", up to {max(beyond[best]):.3g} from a server with this error"
     elif reading.alike:
         why += f"; not distinguishable here: {', '.join(reading.alike)}"
     if noise > NOISY:
-        why += f"; {noise:.1g} within: below 8 bits per weight, or other weights"
+        why += f"; {noise:.2g} within: below 8 bits per weight, or other weights"
     return verdict(best, why)
 
 

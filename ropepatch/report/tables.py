@@ -323,7 +323,7 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
     if cost.value > 0 and cost.differs:
         lines.append(
             f"It is significantly worse within the original length of {ranking.original:,} tokens: loss "
-            f"{_mean_cell(cost, '{:+.3f}'.format).line()} nats/token."
+            f"{_mean_cell(cost, '{:+.4f}'.format).line()} nats/token."
         )
     if best.label in ranking.remappings:
         lines.append(
@@ -341,7 +341,8 @@ def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
             lines.append(f"{label} has a higher {kind} accuracy, by {by}: {outcome}.")
         if found.value < THRESHOLD:
             lines.append(
-                f"The {kind} accuracy of {best.label} is {found.value:.0%}. Train it, or use a shorter target."
+                f"The {kind} accuracy of {best.label} is {_mean_cell(found, '{:.0%}'.format).line()}. "
+                "Train it, or use a shorter target."
             )
     return lines
 

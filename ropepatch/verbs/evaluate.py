@@ -140,6 +140,8 @@ def evaluate(
         extension = extension_of(source, say)
     if suite is not None:
         chosen = named_suite(suite, source, reading)
+        if source and not extension and records.exists(source.folder):
+            chosen = chosen.model_copy(update={"methods": (), "to": ("1x",)})
     else:
         assert source is not None
         origin = source if extension is None else extension[0].source
@@ -230,7 +232,7 @@ def extension_of(written: Checkpoint, say: Say) -> tuple[Plan, Path | None, str]
     if source is None:
         say(
             f"warning: only this checkpoint is measured, and ropepatch.json stays as it is: {record.model}, "
-            "from which it was made, is not here"
+            "from which it was made, is not beside it, in this folder or in the Hub's cache"
         )
         return None
     trained = None if record.training is None else written.folder
@@ -241,19 +243,13 @@ def extension_of(written: Checkpoint, say: Say) -> tuple[Plan, Path | None, str]
 def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
     """The model that a checkpoint was made from, on this machine: with its weights and original length."""
     name, revision = record.model, record.revision
+    places = Path(name), written.folder.resolve().parent / name
+    candidates: list[Any] = [place for place in places if place.is_dir()]
     if revision is not None:
-        if not isinstance(
-            try_to_load_from_cache(name, "config.json", revision=revision), str
-        ):
-            return None
-        candidates: list[str | Path] = [name]
-    else:
-        candidates = ["tiny"] if name == "tiny" else []
-        candidates += [
-            place
-            for place in (Path(name), written.folder.resolve().parent / name)
-            if place.is_dir()
-        ]
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        candidates = [name] if isinstance(cached, str) else []
+    elif name == "tiny":
+        candidates.insert(0, name)
     for candidate in candidates:
         found = Checkpoint.find(candidate, revision, original=record.original)
         weights = found.complete().fingerprint
@@ -398,8 +394,9 @@ def find_checkpoint(
     model: str | os.PathLike[str], revision: str | None, original: Length | None
 ) -> Checkpoint:
     """Find the checkpoint to measure that a user names; config.json only for a Hub id."""
-    place = model if isinstance(model, str) else Path(model)
-    checkpoint = Checkpoint.find(place, revision, original=original)
+    checkpoint = Checkpoint.find(
+        model if isinstance(model, str) else Path(model), revision, original=original
+    )
     checkpoint.stock.check_generates()
     return checkpoint
 

@@ -138,7 +138,8 @@ def train(
     if reading:
         checks.append(partial(_check_fingerprint, run))
     if dry_run:
-        if _is_here(plan):
+        # Of a Hub id only config.json is read
+        if plan.source.name == "tiny" or Path(plan.source.name).is_dir():
             checks += [run.check_out, lambda: run.source.weights]
             checks += [partial(_check_source, run)]
         expected = None
@@ -198,11 +199,6 @@ def _failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, .
         except RopepatchError as error:
             found.setdefault(str(error), error)
     return tuple(found.values())
-
-
-def _is_here(plan: Plan) -> bool:
-    """Whether the weights of a model are on this machine; of a Hub id a dry run reads only config.json."""
-    return plan.source.name == "tiny" or Path(plan.source.name).is_dir()
 
 
 def _check_source(run: Run) -> None:

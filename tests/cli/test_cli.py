@@ -258,6 +258,12 @@ def test_set_options_are_numbers_names_lists_and_files(tmp_path):
         assert parse_settings("custom", [f"divisors={text}"]) == {"divisors": [1, 2.5]}
 
 
+def test_plan_exits_with_1_where_an_engine_cannot_serve(run_here):
+    for method, code in (("yarn", 0), ("dynamic", 1)):
+        words = ("plan", "tiny", "--to", "1k", "--method", method, "--for", "vllm")
+        assert run_here(*words).returncode == code
+
+
 @pytest.mark.slow
 def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
     name = "a\x1b[2Jb"

@@ -115,7 +115,7 @@ def test_an_engine_that_refuses_prompts_is_judged_to_its_limit(checkpoint):
     )
     assert (judgement.verdict, judgement.limit) == (RIGHT, middle)
     assert str(judgement).startswith(
-        f"OK up to {middle:,} tokens; the server refuses more (KL "
+        f"OK up to {middle:,} tokens; the server refuses the next prompt (KL "
     )
     wrong = up_to(middle, answers(folder, reading, mistake=UNSCALED), reading)
     judgement = judge(reading, wrong, middle, refuses=True)

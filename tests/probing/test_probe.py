@@ -69,7 +69,7 @@ def test_a_server_that_refuses_prompts_is_judged_to_its_limit(probed, extended):
     found = probed(Manners(limit=400, beyond="refuse"))
     answered = max(one for one in readings.read(extended).positions if one < 400)
     assert str(found.judgement).startswith(
-        f"OK up to {answered} tokens; the server refuses more ("
+        f"OK up to {answered} tokens; the server refuses the next prompt ("
     )
 
 

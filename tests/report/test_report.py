@@ -62,7 +62,7 @@ def test_a_significant_cost_within_the_original_length_is_named(apart, named):
     assert lines[0].startswith(
         "Use a. Gain at 1,024 tokens, in nats/token (95 %): loss +2.000 (+1.800 to "
     )
-    cost = "It is significantly worse within the original length of 256 tokens: loss +0.100 (+0.09"
+    cost = "It is significantly worse within the original length of 256 tokens: loss +0.1000 (+0.09"
     assert [line.startswith(cost) for line in lines if "worse" in line] == [
         True
     ] * named
@@ -98,7 +98,7 @@ def test_a_low_accuracy_and_a_higher_one_are_named():
     )
     assert (
         lines[-1]
-        == "The passkey accuracy of a is 50%. Train it, or use a shorter target."
+        == "The passkey accuracy of a is 50% (27% to 73%). Train it, or use a shorter target."
     )
 
 

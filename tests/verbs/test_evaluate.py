@@ -104,6 +104,10 @@ def test_a_written_checkpoint_is_measured_alone_without_its_origin(tmp_path):
     assert {result.model["name"] for result in results} == {"once"}
     assert lines[0].startswith("warning: only this checkpoint is measured")
     assert read_json(once.folder / "ropepatch.json") == before
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("{methods: [yarn], to: [2x], tasks: [{task: perplexity}]}")
+    results = ropepatch.evaluate(once, suite, text=asked["text"], say=lines.append)
+    assert {result.label for result in results} == {"baseline"}, "not scaled twice"
     place = tmp_path / "model"  # next to it, as the record names it
     shutil.copytree(source, place)
     with_other_weights(place)
