@@ -40,6 +40,11 @@ def saved(tokenizer, tmp_path_factory):
     [
         *((name, torch.float32) for name in ENCODINGS),
         *((name, torch.bfloat16) for name in OFTEN),
+        *(
+            pytest.param(name, torch.bfloat16, marks=pytest.mark.sweep)
+            for name in ENCODINGS
+            if name not in OFTEN
+        ),
     ],
 )
 def test_a_saved_encoding_is_loaded_with_the_same_logits(model, name, dtype, tmp_path):
