@@ -30,7 +30,7 @@ from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import refuse_unknown
 
 # vllm#58080: the acceptance of a draft without the scaling falls to 0 beyond the original length
-DRAFT = "with a draft model, serve written checkpoints: these options do not reach the draft"
+DRAFT = "for speculative decoding serve written checkpoints: these options do not reach a draft model"
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Serving:
     def __str__(self) -> str:
         verdict = "needs a written file" if self.commands else "cannot serve this"
         about = [f"{self.engine} {verdict}: {self.why_not}"] if self.why_not else []
-        about += [self.note] if self.note else []
         if self.cache is not None:
             about.append(
                 f"KV cache of one sequence of the target length, at 16 bits: {self.cache / 2**20:,.0f} MiB"
             )
+        about += [self.note] if self.note else []
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 
