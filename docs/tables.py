@@ -129,7 +129,7 @@ def smollm2_students() -> Iterator[str]:
     name, (window, *_) = "smollm2-quote-number-sentence", SMOLLM2
     scaled = [row for row in rows(name) if row["method"] != BASELINE]
     for target in (SMOLLM2[1], 2 * SMOLLM2[1]):
-        yield f"### To {target:,} tokens"
+        yield f"## To {target:,} tokens"
         outcome = pages_tables.Outcome(scaled, window, target)
         for student in outcome.methods:
             if student.startswith("student"):
