@@ -387,9 +387,13 @@ def only_newer_keys(facts: Facts) -> Iterator[Finding]:
     """RoPE parameters that older programs do not support, where they would take other values."""
     unseen = [rope for rope in facts.newer if _is_unseen(facts, rope)]
     readers = needing_older_keys(str(facts.raw.get("model_type")), facts.model_type)
-    thetas = {rope.values.get("rope_theta") for rope in unseen if not rope.is_scaled}
+    usual = [
+        rope.values.get("rope_theta") == default_theta(facts.model_type)
+        for rope in unseen
+        if not rope.is_scaled
+    ]
     # transformers 4 takes the default base of a type anyway.
-    if thetas == {default_theta(facts.model_type)}:
+    if usual and all(usual):
         readers = [reader for reader in readers if reader != "transformers 4.x"]
     if unseen and readers:
         kinds = ", ".join(dict.fromkeys(str(rope.kind) for rope in unseen))

@@ -58,7 +58,8 @@ class Serving:
             about.append(
                 f"KV cache of one sequence of the target length, at 16 bits: {self.cache / 2**20:,.0f} MiB"
             )
-        about += [self.note] if self.note else []
+        if self.note:
+            about.append(self.note)
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 

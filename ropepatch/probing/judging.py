@@ -177,8 +177,10 @@ def judge(
     nearest = min(map(typical, within.values()))
     if nearest > FOREIGN:
         noise = nearest
-        far = f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens"
-        return verdict(OTHER_MODEL, far)
+        return verdict(
+            OTHER_MODEL,
+            f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens",
+        )
     if limit is not None and limit < reading.target and not refuses:
         short = f"to at most {limit} tokens, the checkpoint supports {reading.target}"
         return verdict(CUT_OFF, short)
