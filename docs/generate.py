@@ -21,6 +21,7 @@ import ropepatch
 from ropepatch.attention import REMAPPINGS
 from ropepatch.cli import app, listing, look, make, measure
 from ropepatch.cli.derive import Command
+from ropepatch.cli.listing import defaults_of
 from ropepatch.doctor.diagnosis import Diagnosis
 from ropepatch.doctor.findings import Finding
 from ropepatch.encodings import ENCODINGS
@@ -178,14 +179,14 @@ def methods() -> Iterator[str]:
             )
         if kind.length_dependent:
             facts["Frequencies change with the length of the input"] = "yes"
-        yield from entry(kind, listing.described(kind, "", ())["parameters"], facts)
+        yield from entry(kind, defaults_of(kind), facts)
 
 
 def position_remappings() -> Iterator[str]:
     """The parameters that all position remappings have, and a section for each."""
     shared = meanings(ropepatch.Remapping)
     for index, kind in enumerate(REMAPPINGS.values()):
-        parameters = listing.described(kind, "", ())["parameters"]
+        parameters = defaults_of(kind)
         if not index:
             common = {key: value for key, value in parameters.items() if key in shared}
             yield from arguments(kind, common, "parameter of all")
@@ -208,7 +209,7 @@ def encodings() -> Iterator[str]:
             "Scores": f"`{kind.formula}`",
             "Source": source(kind.paper),
         }
-        yield from entry(kind, listing.described(kind, "", ())["parameters"], facts)
+        yield from entry(kind, defaults_of(kind), facts)
 
 
 def tasks() -> Iterator[str]:

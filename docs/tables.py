@@ -50,7 +50,7 @@ from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.model.architectures import ENGINE_TYPES as FACTS
 from ropepatch.report.plots.lines import figures
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
-from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe import Recipe, read_recipe
 
 Make = Callable[[], str]
 ROOT = Path(__file__).parents[1]
@@ -142,11 +142,10 @@ def students_tried() -> str:
     """Tabulate trainings of SmolLM2 that were compared on other prompts."""
     name = "smollm2-trials"
     outcome = pages_tables.Outcome(rows(name), *SMOLLM2)
-    columns = {"": ["", "rate", "steps", "tokens", "questions", "layers"]}
-    recipe = students.read_recipe("distil")
-    for kind, one in students.TRAININGS.items():
-        student = f"student-{kind}".removesuffix("-")
-        columns[student] = [
+    heads = ["", "rate", "steps", "tokens", "questions", "layers"]
+    recipe = read_recipe("distil")
+    cells = {
+        student: [
             f"`{student}`",
             f"{one.rate or recipe.trainer['learning_rate']:.1e}",
             str(one.steps or recipe.max_steps),
@@ -154,8 +153,11 @@ def students_tried() -> str:
             f"{one.questions / (1 + one.questions):.0%}",
             ", ".join(one.modules or ["attention"]),
         ]
+        for student, one in students.TRAININGS.items()
+    }
+    table = pages_tables.trials_table(outcome, heads, cells)
     told = measured_line(name, outcome, f"{SMOLLM2_INSTRUCT}, plain prompts", TRIED)
-    return f"{pages_tables.trials_table(outcome, columns)}\n\n{told}"
+    return f"{table}\n\n{told}"
 
 
 def further_pages() -> str:

@@ -319,7 +319,7 @@ def test_a_damaged_checkpoint_is_refused_or_extended(template, tmp_path, name):
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"{", b"[]", b"caf\xe9", b"[" * 10_000, b'{"a": NaN}', b"9" * 5000),
+        *(b"", b"{", b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000),
         *(b"---\nlicense: %b\n---\n" % licence for licence in LICENCES),
     ],
 )

@@ -22,13 +22,21 @@ OF_ENCODINGS = ("family", "formula", "paper")
 
 def described(kind: Any, what: str, facts: Sequence[str]) -> dict[str, Any]:
     """A method or an encoding with the defaults of its parameters."""
-    content = {what: kind.name}
-    content |= {fact: getattr(kind, fact) for fact in facts}
-    content["parameters"] = {
+    content = {fact: getattr(kind, fact) for fact in facts}
+    return {
+        what: kind.name,
+        **content,
+        "parameters": defaults_of(kind),
+        "help": inspect.getdoc(kind),
+    }
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """The default of every parameter of a method or an encoding."""
+    return {
         key: "required" if default is ... else default
         for key, default in kind.defaults().items()
     }
-    return content | {"help": inspect.getdoc(kind)}
 
 
 def _print_one(one: dict[str, Any], name: str, option: str) -> None:

@@ -31,11 +31,10 @@ BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is to
 SHARE = 3 / 4  # of the memory of a device
 KEPT = 1 / 4  # of it, up to which activations are kept instead of recomputed
 MOST_HOURS = 1.0
-SMALL, LARGE = (
-    128,
-    576,
-)  # hidden sizes, from tiny's to SmolLM2's, between which the learning rate falls
-FALL = 2.39  # exponent: 4e-3 was good at the first, 1.1e-4 at the second (eval/studies/distil)
+# Hidden sizes, of tiny and of SmolLM2, between which the learning rate falls, and the exponent: 4e-3 was good
+# at the first, 1.1e-4 at the second (eval/studies/distil)
+SMALL, LARGE = 128, 576
+FALL = 2.39
 
 FOUR_BITS = 0.516  # bytes per weight: NF4 in blocks of 64 with quantised scales (arXiv:2305.14314)
 

@@ -136,7 +136,7 @@ def evaluate(
     place: Any = str(text) if isinstance(text, Path) else text
     reading = {"text": place, "field": field, "split": split}
     extension = None
-    if source is not None and not entries and to is None:
+    if source and not entries and to is None:
         extension = extension_of(source, say)
     if suite is not None:
         chosen = named_suite(suite, source, reading)
@@ -144,23 +144,21 @@ def evaluate(
             chosen = chosen.model_copy(update={"methods": (), "to": ("1x",)})
     else:
         assert source is not None
-        origin = source if extension is None else extension[0].source
+        origin = extension[0].source if extension else source
         check_text(place, origin.name)
         chosen = _perplexity_suite(source, entries, to, reading | task, say)
     chosen = chosen.narrowed(limit, seed)
-    written = None
-    if source is not None and extension is not None and out is None:
-        written = source.folder
+    written = source.folder if source and extension and out is None else None
     folder, page = check_places(written / "evaluation" if written else out, report)
     machine = Machine.of(device, dtype, say)
     how: Any = {"out": folder, "machine": machine, "progress": progress}
-    if extension is None:
+    if extension:
+        plan, trained, label = extension
+        results = measuring.measure_extension(chosen, plan, trained, label=label, **how)
+    else:
         results = measuring.measure(
             chosen, source, revision=revision, original=original, **how
         )
-    else:
-        plan, trained, label = extension
-        results = measuring.measure_extension(chosen, plan, trained, label=label, **how)
     if written is None:
         return reported(results, folder, page, machine)
     if page is None and can_report():

@@ -9,7 +9,7 @@ from run_recipes import tiny_with
 STUDIES = Path(__file__).resolve().parents[2] / "eval" / "studies"
 sys.path[:0] = [str(STUDIES), str(STUDIES / "pages")]
 
-import pages_study  # noqa: E402
+import pages_study  # noqa: E402, the path is above
 
 
 def test_a_page_is_measured_once(tmp_path, monkeypatch, capsys):

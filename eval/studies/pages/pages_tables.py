@@ -303,7 +303,9 @@ def gains_table(outcome: Outcome, trained: str) -> str:
     pages, base = outcome.methods[trained], outcome.methods[REFERENCE]
     both = sorted(pages.keys() & base.keys())
     first = next(iter(pages.values()))
-    taught, partly = first.get("taught", []), first.get("partly taught", [])
+    taught = first.get("taught", [])
+    told = dict.fromkeys(first.get("partly taught", []), "taught by some seeds")
+    told |= dict.fromkeys(taught, "taught")
     lines, gains = [], dict[str, list[float]]()
     for kind in kinds_of(outcome.first):
         of = answers_of(found, kind, outcome.target)
@@ -320,11 +322,7 @@ def gains_table(outcome: Outcome, trained: str) -> str:
         lines.append(
             [
                 f"`{kind}`",
-                "taught"
-                if kind in taught
-                else "taught by some seeds"
-                if kind in partly
-                else "not taught",
+                told.get(kind, "not taught"),
                 *(counted(share) for share in shares),
                 *(
                     outcome.cell(kind, trained, f"target {of}")
@@ -335,9 +333,7 @@ def gains_table(outcome: Outcome, trained: str) -> str:
     if taught:
         practice = [
             fmean(gains[kind][page] for kind in gains if kind in taught)
-            - fmean(
-                gains[kind][page] for kind in gains if kind not in [*taught, *partly]
-            )
+            - fmean(gains[kind][page] for kind in gains if kind not in told)
             for page in range(len(both))
         ]
         cell = points(Mean(tuple((gain, 1.0) for gain in practice)))
@@ -348,24 +344,23 @@ def gains_table(outcome: Outcome, trained: str) -> str:
     )
 
 
-def trials_table(outcome: Outcome, columns: Mapping[str, Sequence[str]]) -> str:
-    """The gain of each training over the reference, by kind, after its own columns in this order."""
+def trials_table(
+    outcome: Outcome, heads: Sequence[str], cells: Mapping[str, Sequence[str]]
+) -> str:
+    """The gain of each training over the reference, by kind, after cells that say what it is."""
     base, kinds = outcome.methods[REFERENCE], kinds_of(outcome.first)
     heads = [
-        *columns[""],
+        *heads,
         *(f"`{kind}` at {outcome.target:,}" for kind in kinds),
         f"`{kinds[0]}` at {outcome.window:,}",
     ]
     lines = []
-    for name, cells in columns.items():
+    of = answers_of(found, kinds[0], outcome.window)
+    for name, about in cells.items():
         if name in outcome.methods:
-            within = over(
-                outcome.methods[name],
-                base,
-                answers_of(found, kinds[0], outcome.window),
-            )
             gains = [outcome.cell(kind, name, "target share") for kind in kinds]
-            lines.append([*cells, *gains, points(within)])
+            within = points(over(outcome.methods[name], base, of))
+            lines.append([*about, *gains, within])
     return markdown_rows(heads, lines)
 
 

@@ -2,8 +2,8 @@
 
     python eval/studies/pages/students.py MODEL --to 16k --out student-short-0
 
-The name of the output is `student-SEED` for the recipe `distil`, else `student-TRAINING-SEED` with one of
-`TRAININGS`. All read novels that no page contains, and resume.
+The name of the output is one of `TRAININGS` and a seed; `student-0` is trained by the recipe `distil`. All read
+novels that no page contains, and resume.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Training:
 
 
 TRAININGS = {
-    "": Training(),
-    "short": Training(rate=8.9e-4, steps=64),
-    "fast": Training(rate=8.9e-4),
-    "plain": Training(rate=8.9e-4, questions=0),
-    "target": Training(length=None),
+    "student": Training(),
+    "student-short": Training(rate=8.9e-4, steps=64),
+    "student-fast": Training(rate=8.9e-4),
+    "student-plain": Training(rate=8.9e-4, questions=0),
+    "student-target": Training(length=None),
     # Trials
-    "half": Training(rate=5.6e-5),
-    "double": Training(rate=2.2e-4),
-    "double-plain": Training(rate=2.2e-4, questions=0),
-    "asked": Training(questions=1.5),
-    "qk": Training(rate=8.9e-4, modules=QUERIES_AND_KEYS),
-    "qk-double": Training(rate=2.2e-4, modules=QUERIES_AND_KEYS),
-    "original": Training(rate=8.9e-4, steps=112, length=8192),
-    "target-short": Training(rate=8.9e-4, steps=64, length=None),
-    "target-double": Training(rate=2.2e-4, steps=64, length=None),
+    "student-half": Training(rate=5.6e-5),
+    "student-double": Training(rate=2.2e-4),
+    "student-double-plain": Training(rate=2.2e-4, questions=0),
+    "student-asked": Training(questions=1.5),
+    "student-qk": Training(rate=8.9e-4, modules=QUERIES_AND_KEYS),
+    "student-qk-double": Training(rate=2.2e-4, modules=QUERIES_AND_KEYS),
+    "student-original": Training(rate=8.9e-4, steps=112, length=8192),
+    "student-target-short": Training(rate=8.9e-4, steps=64, length=None),
+    "student-target-double": Training(rate=2.2e-4, steps=64, length=None),
 }
 
 
@@ -80,8 +80,8 @@ def other_novels(out: Path) -> Iterator[Path]:
 
 def of(name: str, plan: Any) -> Recipe:
     """The recipe of a student, by its name."""
-    kind, _, seed = name.removeprefix("student").rpartition("-")
-    training = TRAININGS[kind.removeprefix("-")]
+    kind, _, seed = name.rpartition("-")
+    training = TRAININGS[kind]
     given = read_recipe("distil")
     recipe, _ = sized(given, plan)
     data, trainer = recipe.data, recipe.trainer
