@@ -334,6 +334,15 @@ def check_secrets(
     return tuple(large)
 
 
+def check_outside(source: Path, folder: Path) -> None:
+    """Raise a `RopepatchError` if a new folder lies inside the source checkpoint."""
+    if folder.resolve().is_relative_to(source.resolve()):
+        raise RopepatchError(
+            f"{folder} lies inside the source checkpoint",
+            hint=f"choose an {argument('out')} outside it",
+        )
+
+
 def check_inside(files: Collection[Path], folder: Path) -> None:
     """Raise a `RopepatchError` for a link that leads out of the checkpoint, or a non-regular file.
 

@@ -20,10 +20,11 @@ from ropepatch.doctor.findings import (
 )
 from ropepatch.doctor.rules import Facts, check, repaired
 from ropepatch.doctor.weights import look_at_weights, not_finite
-from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.errors import RopepatchError, printable
 from ropepatch.files import (
     absent,
     check_inside,
+    check_outside,
     json_text,
     new_folder,
     read_json,
@@ -197,11 +198,7 @@ def repair(
     source, before = diagnosis.folder, diagnosis.facts
     assert before is not None
     folder = absent(out)
-    if folder.resolve().is_relative_to(source.resolve()):
-        raise RopepatchError(
-            f"{folder} lies inside the checkpoint",
-            hint=f"choose an {argument('out')} outside it",
-        )
+    check_outside(source, folder)
     after = repaired(before)
     changed = {}
     if after.tokenizer is not before.tokenizer:

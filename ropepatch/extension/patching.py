@@ -16,7 +16,7 @@ from ropepatch.attention.remapped import Remapped, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.changes import ACROSS_LAYERS
-from ropepatch.extension.planning import Plan, check_global, plan_method
+from ropepatch.extension.planning import Plan, check_bare, check_global, plan_method
 from ropepatch.model.checkpoint import ADAPTER, Checkpoint, InMemory
 from ropepatch.model.config import (
     ORIGINAL,
@@ -174,11 +174,7 @@ def _planned(
         made = plan_method(InMemory.of(base, original), method, parameters, to)
         check_global(made)
         return made
-    if parameters or (to, original) != (None, None):
-        raise RopepatchError(
-            "a plan already sets target, method, parameters and original",
-            hint="pass the method, or only the plan",
-        )
+    check_bare(to, original, parameters)
     planned, here = method.config, Config.of(base, method.config.original)
     same_class = planned.site.rotary_class is here.site.rotary_class
     if not same_class or planned.rope != here.rope:

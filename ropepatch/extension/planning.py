@@ -198,6 +198,15 @@ def plan_by(source: Source, method: Method, target: int) -> Plan:
     return made
 
 
+def check_bare(*given: object) -> None:
+    """Raise a `RopepatchError` for arguments beside a plan, which already sets them."""
+    if any(value not in (None, {}) for value in given):
+        raise RopepatchError(
+            "a plan already sets target, method, parameters, original and revision",
+            hint="pass only the plan, or the model without a plan",
+        )
+
+
 def check_global(plan: Planned) -> None:
     """Raise if a plan scales a model in which only sliding-window layers use RoPE."""
     local = plan.source.config.local_rope

@@ -30,6 +30,7 @@ from ropepatch.extension.verification import (
 from ropepatch.files import (
     absent,
     check_inside,
+    check_outside,
     check_secrets,
     check_space,
     new_folder,
@@ -172,7 +173,7 @@ def check(
             hint="use it in memory: ropepatch.patch(model, plan)",
         )
     folder, source = absent(out), plan.checkpoint(include)
-    check_outside(source, folder)
+    check_outside(source.folder, folder)
     files = small_files(source.folder, [*include, *source.code])
     copy = Copy.of(plan, source, out, files)
     check_secrets(files)
@@ -204,15 +205,6 @@ def is_written(plan: Plan, folder: Path) -> bool:
             untrained = record.verified is not None and record.training is None
             return untrained and made.items() <= held.items()
     return False
-
-
-def check_outside(source: Checkpoint, folder: Path) -> None:
-    """Raise if a new folder lies inside the source checkpoint."""
-    if folder.resolve().is_relative_to(source.folder.resolve()):
-        raise RopepatchError(
-            f"{folder} lies inside the source checkpoint",
-            hint=f"choose an {argument('out')} outside it",
-        )
 
 
 def proof_of(

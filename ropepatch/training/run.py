@@ -25,9 +25,9 @@ from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.writing import check_outside
 from ropepatch.files import (
     absent,
+    check_outside,
     check_resumed,
     read_json,
     remove,
@@ -149,7 +149,7 @@ class Run:
         """Raise `RopepatchError` if the output folder has other content or lies in the checkpoint."""
         if not records.exists(self.out):
             absent(self.out)
-        check_outside(self.source, self.out)
+        check_outside(self.source.folder, self.out)
 
     def decisive(self, text: str) -> dict[str, Any]:
         """Return the settings that decide the weights; ``text`` is the digest of its texts."""

@@ -13,7 +13,7 @@ from ropepatch.attention import Remapping
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import Plan
+from ropepatch.extension.planning import Plan, check_bare
 from ropepatch.extension.planning import plan as plan_of
 from ropepatch.files import absent, check_secrets, check_writable, from_here
 from ropepatch.model.checkpoint import Checkpoint
@@ -145,12 +145,8 @@ def extend(
             half-written is left behind.
     """
     if isinstance(model, Plan):
-        given = (to, original, revision, parameters or None)
-        if method != "yarn" or any(value is not None for value in given):
-            raise RopepatchError(
-                "a plan already sets target, method, parameters, original and revision",
-                hint="pass the model, or only the plan",
-            )
+        stated = None if method == "yarn" else method
+        check_bare(to, stated, original, revision, parameters)
         plan = model
     else:
         plan = plan_of(

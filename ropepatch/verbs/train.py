@@ -11,7 +11,7 @@ from pathlib import Path
 from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension.planning import Plan
+from ropepatch.extension.planning import Plan, check_bare
 from ropepatch.extension.planning import plan as plan_of
 from ropepatch.probing.making import add_fingerprint, check_fingerprint
 from ropepatch.progress import (
@@ -117,14 +117,10 @@ def train(
             **settings.method.parameters if stated else {},
         )
         say_warnings(plan, silent if dry_run else say)
-    elif (to, method, original, revision) == (None, None, None, None):
+    else:
+        check_bare(to, method, original, revision)
         plan = model
         check_unchanged(plan)
-    else:
-        raise RopepatchError(
-            "a plan already sets target, method, original and revision",
-            hint="pass the model, or only the plan",
-        )
     plan.config.check_generates()
     if text is not None:
         source = Texts(text=os.fspath(text), field=field, split=split)
