@@ -159,7 +159,8 @@ class Facts:
     @cached_property
     def prefix(self) -> Keys:
         """Where config.json describes the language model: at the top level, or in a part."""
-        for name in TEXT_PARTS:
+        other = self.config.stand_in
+        for name in [str(other.section)] if other else TEXT_PARTS:
             part = self.raw.get(name)
             if isinstance(part, dict) and part.keys() & {"hidden_size", *STATING}:
                 return (name,)

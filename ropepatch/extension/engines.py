@@ -352,6 +352,8 @@ def support_of(plan: Planned) -> list[Engine]:
         rows[0] = Engine.of("transformers 5.x", "yes", "run", code)
         return rows
     config = plan.source.config
+    if config.unloaded:
+        return [Engine.of(engine, "not known", None) for engine in VERSIONS]
     return engine_support(
         plan.rope_parameters or {"rope_type": "default"},  # without RoPE
         config.rope,

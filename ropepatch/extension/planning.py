@@ -316,6 +316,11 @@ def _of_architecture(plan: Planned, config: Config) -> Iterator[str]:
     if other := config.stand_in:
         code = other.unloaded or "its remote code is kept, and not run"
         yield f"{code}: only config.json changes, read as {other.model_type}"
+        if other.is_draft and config.original is None:
+            yield (
+                f"a draft runs at the positions of its target: unless that is extended from {config.window} "
+                f"tokens, too, name its original length with {argument('original')}"
+            )
     elif config.raw.get("auto_map"):
         yield "auto_map (remote code) is dropped from config.json: transformers has this architecture"
     local = config.local_rope

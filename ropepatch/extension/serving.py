@@ -100,6 +100,9 @@ def _of_config(plan: Planned, engine: str) -> Serving:
     note = support.note if support.reads == "partly" else ""
     if support.reads == "not known":
         note = "not known whether it supports this RoPE here"
+    command = ropepatch_command("extend", plan, plan.source.name)
+    if (other := plan.config.stand_in) and other.is_draft:
+        return Serving(engine, (f"{command} --out DIR",), "no option reaches a draft")
     serve, option = SERVERS[engine]
     written, why = f"{serve} DIR", "it has no RoPE option"
     if option:
@@ -114,7 +117,6 @@ def _of_config(plan: Planned, engine: str) -> Serving:
             return Serving(engine, direct, note=f"{note}; {DRAFT}" if note else DRAFT)
         written = f"{written} {length}"
         why = f"{DUAL_CHUNK} of the unchanged one would replace the scaling"
-    command = ropepatch_command("extend", plan, plan.source.name)
     return Serving(engine, (f"{command} --out DIR", written), why, note)
 
 

@@ -50,13 +50,12 @@ STATE_THETA = _named(  # every published configuration contains rope_theta
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
 )
 # Classes of draft models, which borrow the model_type of another; SGLang, vLLM and SpecForge of 2026-09
-DRAFTS = re.compile("Eagle|EAGLE|MTP|NextN|DFlash|DSpark|Medusa|Speculator")
-# Classes of remote code, and the stock type that reads the same RoPE keys; MiniCPM4, MiniCPM-V 4, Nemotron
-READ_AS = {
-    "MiniCPMForCausalLM": "llama",
-    "MiniCPMV": "llama",
-    "DeciLMForCausalLM": "llama",
-}
+DRAFTS = re.compile("[Ee]agle|EAGLE|MTP|NextN|DFlash|DSpark|Medusa|Speculator")
+DRAFT_KEYS = {"draft_vocab_size", "dflash_config", "speculators_config"}
+# The part of speculators' format that describes the layers
+SPECULATED = "transformer_layer_config"
+# Classes of remote code that read the same RoPE keys as LLaMA; MiniCPM4, MiniCPM-V 4, Nemotron
+LLAMA_KEYS = "MiniCPMForCausalLM", "MiniCPMV", "DeciLMForCausalLM"
 # The part of InternVL's remote code that a stock class is made from
 WRAPPED = "llm_config"
 WITHOUT_ROPE = _named(  # hybrids whose attention has no position encoding, or only by an option; 5.23
@@ -119,10 +118,8 @@ TRAINED_ON = {
 LLAMA_3_VOCABULARY = range(128_256, 128_512)
 
 
-def gguf_architecture(model_type: object) -> str | None:
+def gguf_architecture(model_type: str) -> str | None:
     """Return the GGUF name of an architecture; None if its graph in llama.cpp was not examined."""
-    if not isinstance(model_type, str):  # of a text_config, as transformers reads it
-        return None
     name = GGUF_RENAMED.get(model_type) or model_type.removesuffix("_text")
     known = (*GGUF_PLAIN, *GGUF_GLOBAL, *GGUF_FREQS, *GGUF_FACTORS)
     return next((one for one in known if _letters(one) == _letters(name)), None)

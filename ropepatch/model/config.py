@@ -39,10 +39,13 @@ from transformers.utils import logging as transformers_logging
 
 from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.model.architectures import (
+    DRAFT_KEYS,
     DRAFTS,
     GLOBAL_LAYERS,
+    LLAMA_KEYS,
     NEOX_KEYS,
-    READ_AS,
+    SLIDING_LAYERS,
+    SPECULATED,
     TIED,
     WITHOUT_ROPE,
     WRAPPED,
@@ -222,22 +225,31 @@ class StandIn(NamedTuple):
     model_type: str
     section: str | None
     unloaded: str
+    is_draft: bool = False
 
 
 def stand_in(raw: dict[str, Any]) -> StandIn | None:
     """Return how to read a config.json of a draft model or of remote code; None for a stock class."""
     name, model_type = _first(raw.get("architectures")), raw.get("model_type")
-    if DRAFTS.search(name):
-        borrowed = model_type if is_known(model_type) else "llama"
-        return StandIn(borrowed, None, f"{name} is a draft model")
+    is_named, layers = DRAFTS.search(name), raw.get(SPECULATED)
+    if is_named or raw.keys() & DRAFT_KEYS:
+        section = SPECULATED if isinstance(layers, dict) else None
+        kind = str((raw[section] if section else raw).get("model_type"))
+        borrowed = kind.removesuffix("_mtp")
+        return StandIn(
+            borrowed if is_known(borrowed) else kind,
+            section,
+            f"{name if is_named else 'this'} is a draft model",
+            is_draft=True,
+        )
     if is_known(model_type) or not raw.get("auto_map"):
         return None
     for known, class_name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         if class_name == name:
             return StandIn(known, None, "")
     unloaded = f"the code of {name} is not run"
-    if name in READ_AS:
-        return StandIn(READ_AS[name], None, unloaded)
+    if name in LLAMA_KEYS:
+        return StandIn("llama", None, unloaded)
     part = raw.get(WRAPPED)
     if isinstance(part, dict) and is_known(part.get("model_type")):
         return StandIn(part["model_type"], WRAPPED, unloaded)
@@ -272,7 +284,9 @@ def load_config(
     if not is_known(model_type):
         message = f"unknown model_type {model_type!r} in config.json"
         hint = "ropepatch extends models of the installed transformers"
-        if raw.get("auto_map"):
+        if other:
+            hint = "a draft needs no change without attention; else name its target's model_type"
+        elif raw.get("auto_map"):
             message = f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run"
             hint = (
                 "use a checkpoint of the same model that was converted for transformers (often NAME-hf); "

@@ -12,6 +12,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.extension.remapping_code import other_code
 from ropepatch.files import check_inside, check_secrets
+from ropepatch.model.architectures import SPECULATED, WRAPPED
 from ropepatch.model.checkpoint import (
     ADAPTER,
     CODE,
@@ -138,8 +139,9 @@ def _changed(
     checkpoint: Checkpoint, record: Record, names: Iterable[str]
 ) -> Iterator[str]:
     """Yield differences of a checkpoint from its record."""
-    part = checkpoint.raw.get("text_config")
-    stated = part if part and isinstance(part, dict) else checkpoint.raw
+    raw = checkpoint.raw
+    parts = (raw.get(name) for name in ("text_config", WRAPPED, SPECULATED))
+    stated = next((part for part in parts if part and isinstance(part, dict)), raw)
     if not record.config_changes.items() <= stated.items():
         yield "config.json has changed since it was verified"
     if checkpoint.kind == "mapped":

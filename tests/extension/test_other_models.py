@@ -115,13 +115,21 @@ def test_remote_code_that_equals_a_stock_class_is_compared(tmp_path):
     assert type(loaded) is transformers.DeepseekV3ForCausalLM
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "DFlashDraftModel"])
-def test_a_draft_is_never_taken_for_the_model_it_borrows(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "known_as"),
+    [
+        ("LlamaForCausalLMEagle3", "LlamaForCausalLMEagle3"),
+        ("DFlashDraftModel", "DFlashDraftModel"),
+        ("LlamaForCausalLM", "this"),
+    ],
+)
+def test_a_draft_is_never_taken_for_the_model_it_borrows(name, known_as, tmp_path):
     model = tiny_model("llama")
     model.save_pretrained(tmp_path / "model")
     folder = renamed(tmp_path / "model", architectures=[name], draft_vocab_size=20)
     out, record = written(folder, "yarn")
-    assert record["verified"]["logits"] == f"not compared: {name} is a draft model"
+    assert record["verified"]["logits"] == f"not compared: {known_as} is a draft model"
+    assert "original length with `original`" in record["warnings"][1]
     config = read_json(out / "config.json")
     assert (config["architectures"], config["draft_vocab_size"]) == ([name], 20)
     target = ropepatch.plan(model, to="4x").change.keys
@@ -133,17 +141,36 @@ def test_a_draft_is_never_taken_for_the_model_it_borrows(name, tmp_path):
         Checkpoint(folder).load()
 
 
-def test_a_wrapper_of_a_stock_language_model_changes_its_part(tmp_path):
+WRAPPERS = [
+    ("InternVLChatModel", "llm_config"),
+    ("Eagle3Speculator", "transformer_layer_config"),
+]
+
+
+@pytest.mark.parametrize(("name", "section"), WRAPPERS)
+def test_a_wrapper_of_a_stock_language_model_changes_its_part(name, section, tmp_path):
     part = json.loads(tiny_config("qwen2").to_json_string(use_diff=False))
     config = {
         "model_type": "internvl_chat",
-        "architectures": ["InternVLChatModel"],
+        "architectures": [name],
         "auto_map": {"AutoModel": "modeling.Model"},
-        "llm_config": part,
+        section: part,
         "vision_config": {"hidden_size": 8},
     }
     write_json(tmp_path / "config.json", config)
     plan = ropepatch.plan(tmp_path, to="4x")
     stock = ropepatch.plan(tiny_config("qwen2"), to="4x")
-    longer = {"llm_config": part | stock.change.keys}
+    longer = {section: part | stock.change.keys}
     assert plan.config.changed(plan.change.keys).raw == config | longer
+    part["rope_parameters"]["rope_type"] = "su"
+    write_json(tmp_path / "config.json", config)
+    with pytest.raises(RopepatchError, match="no rope_type 'su'"):
+        ropepatch.plan(tmp_path, to="4x")
+
+
+def test_a_plan_shows_no_warnings_of_transformers():
+    needs("laguna")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ropepatch.plan(tiny_config("laguna"), to="4x")
+    assert not caught
