@@ -115,9 +115,9 @@ def _lengths_only(config: Config, method: Method, target: int) -> Change:
             f"the attention of {config.model_type} has no RoPE: it needs no scaling for a longer context",
             hint=f"{argument('method', 'none')} only writes the longer length",
         )
-    keys = (
-        key for key in ("max_position_embeddings", SEQUENCE) if key in config.stated
-    )
+    length = "max_position_embeddings"
+    keys = {length, SEQUENCE} & config.stated.keys()
+    keys.add(config.text.attribute_map.get(length, length))
     return Change(dict.fromkeys(keys, target), config.frequencies)
 
 

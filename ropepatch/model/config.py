@@ -560,6 +560,13 @@ def find_rotary(model: nn.Module) -> RotarySite:
     if not isinstance(getattr(module, "rope_type", None), dict):
         return RotarySite(path, kind, None)
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
+        layers = text_config(config).layer_types
+        if {*layers} == {SLIDING_LAYERS}:
+            raise RopepatchError(
+                f"all {len(layers)} layers of this {config.model_type} have a sliding window: no token "
+                "attends farther",
+                hint=f"a test model needs a {GLOBAL_LAYERS} layer (layer_types in config.json)",
+            )
         reason = f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}"
         raise refusal(reason)
     return RotarySite(path, kind, GLOBAL_LAYERS)

@@ -107,7 +107,7 @@ class Rope:
     @property
     def is_scaled(self) -> bool:
         """Whether the rotating pairs already differ from b^(-2i/d)."""
-        if self.carried is None:
+        if not self.carried:
             return False
         # Unscaled frequencies are carried only if some do not
         all_rotate = self.rotating == self.num_pairs

@@ -7,12 +7,15 @@ import torch
 import transformers
 from oldest import needs
 from tiny_models import tiny_config, tiny_model
+from transformers import CONFIG_MAPPING
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.card.writing import card_text, read_folder
+
+LENGTH = "max_position_embeddings"
 
 
 def written(folder, method, to="4x"):
@@ -68,7 +71,11 @@ def test_what_generates_no_text_is_not_measured_or_trained(tmp_path):
 
 @pytest.mark.parametrize(
     ("model_type", "options"),
-    [("nemotron_h", {}), ("granitemoehybrid", {"position_embedding_type": "nope"})],
+    [
+        ("nemotron_h", {}),
+        ("granitemoehybrid", {"position_embedding_type": "nope"}),
+        ("kimi_linear", {"model_max_length": 64}),
+    ],
 )
 def test_a_hybrid_without_rope_gets_only_the_longer_length(
     model_type, options, tmp_path
@@ -84,8 +91,15 @@ def test_a_hybrid_without_rope_gets_only_the_longer_length(
     out, record = written(model, "none")
     assert record["verified"]["difference"] == 0
     before, after = (read_json(place / "config.json") for place in (model, out))
-    longer = {"max_position_embeddings": 4 * before["max_position_embeddings"]}
-    assert after.items() >= (before | longer).items()
+    length = CONFIG_MAPPING[model_type].attribute_map.get(LENGTH, LENGTH)
+    assert after == before | {length: 4 * before[length]}
+    assert not record["warnings"]
+
+
+def test_a_model_of_only_sliding_layers_is_named_as_that():
+    config = tiny_config("gemma3_text", layer_types=["sliding_attention"] * 2)
+    with pytest.raises(RopepatchError, match="all 2 layers"):
+        ropepatch.plan(config, to="4x")
 
 
 def renamed(folder, **keys):
