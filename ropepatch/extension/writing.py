@@ -39,9 +39,9 @@ from ropepatch.files import (
 )
 from ropepatch.model.checkpoint import (
     ADAPTER,
+    NESTED,
     READING,
     RECORD,
-    TEMPLATES,
     Checkpoint,
     code_of,
     included,
@@ -54,12 +54,14 @@ from ropepatch.model.weights import Progress, checksums, clone_files
 
 TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
+SENTENCES = "sentence_bert_config.json"  # of sentence-transformers
 # Never copied: other formats of the weights, which may be another model's, and files that are rewritten.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {
     "config.json",
     TOKENIZER,
     GENERATION,
+    SENTENCES,
     RECORD,
     READING,
     "README.md",
@@ -247,8 +249,8 @@ def small_files(source: Path, include: Sequence[str] = ()) -> dict[str, Path]:
         for file in entries
         if is_carried(file.name) and file.name not in WRITTEN
     }
-    templates = sorted(source.glob(f"{TEMPLATES}/*.jinja"))
-    files |= {file.relative_to(source).as_posix(): file for file in templates}
+    nested = [file for pattern in NESTED for file in sorted(source.glob(pattern))]
+    files |= {file.relative_to(source).as_posix(): file for file in nested}
     files |= included_files(source, include)
     check_inside(files.values(), source)
     return {name: file for name, file in files.items() if file.is_file()}
@@ -290,11 +292,13 @@ def write_configuration(
             source.folder, [file.name for file in folder.iterdir()]
         )
         write_json(folder / TOKENIZER, tokenizer | {"model_max_length": plan.target})
-    if (source.folder / GENERATION).exists():
-        generation = read_json(source.folder / GENERATION)
-        if generation.get("max_length") == source.config.window:
-            generation["max_length"] = plan.target
-        write_json(folder / GENERATION, generation)
+    for name, key in ((GENERATION, "max_length"), (SENTENCES, "max_seq_length")):
+        if (source.folder / name).exists():
+            content = read_json(source.folder / name)
+            stated = content.get(key)
+            if stated and (name == SENTENCES or stated == source.config.window):
+                content[key] = plan.target
+            write_json(folder / name, content)
 
 
 def left_out(source: Checkpoint, carried: Collection[str]) -> list[str]:

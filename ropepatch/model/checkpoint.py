@@ -96,7 +96,12 @@ TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 ADAPTER = "adapter_config.json"
 READING = "reading.json"  # the fingerprint
-TEMPLATES = "additional_chat_templates"  # the only subfolder of a checkpoint that transformers uses
+# Chat templates, and the modules of sentence-transformers
+NESTED = (
+    "additional_chat_templates/*.jinja",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+)
 
 # The files, other than weights, of transformers, tokenizers, processors and engines. Any other file may be
 # private, and Mistral's params.json would give engines the unscaled RoPE.
@@ -132,6 +137,9 @@ KNOWN = (
     "quantize_config.json",
     "quant_config.json",
     "hf_quant_config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
 LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin, nor LICENSE_KEY.txt
     r"(?!.*(key|pass|secret|token(?!izer)|credential|private))"
@@ -139,8 +147,17 @@ LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin, nor LICENSE_KEY.txt
     re.IGNORECASE,
 )
 DOWNLOADED = [
-    *(*KNOWN, f"{TEMPLATES}/*.jinja", "README.md", ADAPTER, RECORD, READING, INDEX),
-    *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*"),
+    *KNOWN,
+    *NESTED,
+    "README.md",
+    ADAPTER,
+    RECORD,
+    READING,
+    INDEX,
+    "LICEN[SC]E*",
+    "[Ll]icen[sc]e*",
+    "NOTICE*",
+    "USE_POLICY*",
 ]
 
 # The errors of the Hub's client for an answer of another server, e.g. the page of a captive portal

@@ -16,9 +16,9 @@ from ropepatch.model.architectures import SPECULATED, WRAPPED
 from ropepatch.model.checkpoint import (
     ADAPTER,
     CODE,
+    NESTED,
     READING,
     RECORD,
-    TEMPLATES,
     Checkpoint,
     code_of,
     included,
@@ -41,7 +41,7 @@ EVIDENCE = (
     READING,
 )
 # In addition to the weights and the files of `is_carried`
-CARRIED = (*EVIDENCE, CARD, RECORD, ADAPTER, f"{TEMPLATES}/*.jinja")
+CARRIED = (*EVIDENCE, CARD, RECORD, ADAPTER, *NESTED)
 # What selects the weights is replaced together
 WEIGHTS = (
     "model.safetensors",

@@ -52,6 +52,31 @@ def test_a_model_with_another_head_has_its_planned_hidden_states(name, tmp_path)
     assert not torch.allclose(before, hidden_states(reloaded), atol=1e-4)
 
 
+def test_the_modules_of_an_embedding_model_are_kept(tmp_path):
+    tiny_model("llama").model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/1_Pooling").mkdir()
+    files = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+    for name in files:
+        write_json(tmp_path / "model" / name, {"max_seq_length": 64})
+    out, _ = written(tmp_path / "model", "yarn")
+    lengths = [read_json(out / name)["max_seq_length"] for name in files]
+    assert lengths == [64, 64, 256]
+
+
+REFUSED = [
+    {"model_type": "t5", "is_encoder_decoder": True},
+    {"model_type": "medusa", "architectures": ["MedusaModel"]},
+]
+
+
+@pytest.mark.parametrize("config", REFUSED)
+def test_a_model_without_rope_is_refused_but_not_accused(config, tmp_path):
+    write_json(tmp_path / "config.json", config)
+    with pytest.raises(RopepatchError, match=r"'medusa'|an encoder-decoder"):
+        ropepatch.plan(tmp_path, to="2x")
+    assert not ropepatch.diagnose(tmp_path).has_errors
+
+
 VERBS = [
     lambda model: ropepatch.evaluate(model, text="stories.txt"),
     lambda model: ropepatch.compare(model, to="2x", text="stories.txt"),

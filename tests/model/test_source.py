@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError, diagnose, load
-from ropepatch.model.checkpoint import DOWNLOADED, TEMPLATES, Checkpoint, is_carried
+from ropepatch.model.checkpoint import DOWNLOADED, Checkpoint, is_carried
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -78,10 +78,12 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(
 
 
 def test_unused_weight_files_of_a_hub_model_are_not_downloaded(hub, shards, run):
-    used = {path.name for path in shards.iterdir()} | {
+    small = {
         "ropepatch.json",
-        f"{TEMPLATES}/tools.jinja",
+        "additional_chat_templates/tools.jinja",
+        "1_Pooling/config.json",
     }
+    used = {path.name for path in shards.iterdir()} | small
     others = [
         "consolidated.safetensors",
         "params.json",
@@ -96,7 +98,7 @@ def test_unused_weight_files_of_a_hub_model_are_not_downloaded(hub, shards, run)
     hub.change(
         NAME,
         "main",
-        **dict.fromkeys((*others, "ropepatch.json", f"{TEMPLATES}/tools.jinja"), b"{}"),
+        **dict.fromkeys((*others, *small), b"{}"),
     )
     folder = Checkpoint.find(NAME, weights=True).folder
     found = {

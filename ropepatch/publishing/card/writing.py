@@ -193,7 +193,8 @@ def _front_matter(model: Extended) -> ModelCardData:
         base_model_relation=relation if model.base_id else None,
         **model.record.base.to_dict(),
         library_name="peft" if model.is_adapter else "transformers",
-        pipeline_tag="text-generation",
+        # The Hub knows those of other heads
+        pipeline_tag="text-generation" if model.loader.startswith("Auto") else None,
         tags=[
             "ropepatch",
             "long-context",
