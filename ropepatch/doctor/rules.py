@@ -785,8 +785,7 @@ def not_in_transformers(facts: Facts) -> Iterator[Finding]:
 )
 def rejected(facts: Facts) -> Iterator[Finding]:
     """A config.json from which transformers does not build the model and its RoPE."""
-    is_stock = facts.config.kind == "stock"
-    if not is_stock or not facts.config.is_known or facts.config.unloaded:
+    if [*not_in_transformers(facts)] or facts.raw.get("is_encoder_decoder"):
         return
     try:
         _build(facts.config)
@@ -845,8 +844,11 @@ def plan_findings(config: Config) -> list[Finding]:
 
 
 def check_agreement(config: Config) -> None:
-    """Raise a `RopepatchError` if config.json contradicts itself."""
-    for finding in contradictions(Facts(config)):
+    """Raise a `RopepatchError` if config.json contradicts itself, or has another program's rope type."""
+    facts = Facts(config)
+    renamed = (finding for finding in unknown_types(facts) if finding.edits)
+    for finding in (*contradictions(facts), *renamed):
         raise RopepatchError(
-            f"config.json contradicts itself: {finding.problem}", hint=finding.remedy
+            f"config.json: {finding.problem}",
+            hint=f"{finding.remedy} (details: ropepatch doctor)",
         )

@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from threading import Lock
 from typing import Any, Literal, NamedTuple, Self, TypeGuard
 
 import torch
@@ -115,6 +117,7 @@ KEY = "position_remapping"  # in config.json
 NEEDS_ROPEPATCH = "needs_ropepatch"
 Kind = Literal["stock", "mapped", "swapped"]
 _QUIET = ContextVar("_QUIET", default=False)
+_PARSING = Lock()  # the filters of warnings are those of all threads
 
 
 # Stock code, without its warnings and with one-line errors
@@ -296,7 +299,7 @@ def load_config(
     if raw.get("is_encoder_decoder"):
         raise RopepatchError(
             "config.json describes an encoder-decoder (is_encoder_decoder)",
-            hint="ropepatch extends decoder-only language models",
+            hint="ropepatch extends models of one decoder or one encoder",
         )
     config = _parsed(CONFIG_MAPPING[model_type], raw)
     with stock_code("read config.json"):
@@ -434,7 +437,9 @@ def key_value_heads_of(config: Any) -> int:
 
 def _parsed(kind: Any, raw: dict[str, Any]) -> PreTrainedConfig:
     """Parse a copy of a config.json, in which {"__float__": "Infinity"} is a number."""
-    with stock_code("read config.json"):
+    # Types whose RoPE differs by layer warn of the older keys
+    with stock_code("read config.json"), _PARSING, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`rope_scaling` is deprecated", FutureWarning)
         config: PreTrainedConfig = kind.from_dict(kind._decode_special_floats(raw))
         return config
 

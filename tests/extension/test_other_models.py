@@ -1,6 +1,7 @@
 """Models without a language model head or without RoPE, draft models, and remote code."""
 
 import json
+import warnings
 
 import pytest
 import torch
