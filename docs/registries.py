@@ -95,7 +95,7 @@ def _formulas(kinds: Iterable[Any], head: str) -> str:
 
 def gguf_architectures() -> str:
     """How llama.cpp gets RoPE scaling from a GGUF file, by architecture."""
-    plain = "linear, ntk, abf, yarn with its usual betas; none of them on top of YaRN"
+    plain = "linear, ntk, abf, yarn with its usual betas; after YaRN only a larger yarn"
     rows = [
         ("every static method", f"as `{FREQS}`", _named(GGUF_FREQS)),
         (

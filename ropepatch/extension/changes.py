@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from ropepatch.attention import Remapping
@@ -82,16 +81,15 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     Raises:
         RopepatchError: If the files of the model cannot express the method.
     """
+    if (stated := config.tied_yarn) and not isinstance(method, YaRN):
+        raise RopepatchError(
+            f"{method.name} cannot extend the YaRN of {config.model_type}, factor {stated['factor']:g}",
+            hint=f"use {argument('method', 'yarn')}, which replaces the factor",
+        )
     if isinstance(config, GgufModel):
         return _gguf_change(config, method, target)
     if not config.has_rope:
         return _lengths_only(config, method, target)
-    if (stated := config.tied_yarn) and not isinstance(method, YaRN):
-        raise RopepatchError(
-            f"{method.name} cannot extend {config.model_type}: YaRN's factor, {stated['factor']:g}, "
-            "also scales its softmax (mscale_all_dim)",
-            hint=f"use {argument('method', 'yarn')}, which replaces the factor",
-        )
     if isinstance(method, Scaling):
         return scaling_change(config, method, target)
     assert isinstance(method, Remapping)
@@ -326,17 +324,17 @@ def _gguf_change(model: GgufModel, scaling: Method, target: int) -> Change:
             f"linear and YaRN with betas {BETAS[0]:g} and {BETAS[1]:g}",
             hint="use another method or its defaults, or extend the safetensors checkpoint",
         )
-    metadata = _metadata(model, rope, target)
-    tables: dict[str, list[float] | None] = {}
-    if model.tables:
-        tables |= dict.fromkeys(name for name in TABLES if name in model.file.tensors)
+    tables: dict[str, list[float] | None] = dict.fromkeys(
+        name for name in TABLES if model.tables and name in model.file.tensors
+    )
     if rope.divisors:
         names = FACTORS if rope.kind == "longrope" else model.tables
-        table = np.array(rope.divisors, dtype=np.float32).tolist()
+        table = list(rope.divisors)
         tables |= dict.fromkeys(names, table)
     if rope.switches:
         del tables[SHORT]
-    return Change(metadata, rope.frequencies(model.rotary_dim), tables)
+    frequencies = rope.frequencies(model.rotary_dim)
+    return Change(_metadata(model, rope, target), frequencies, tables)
 
 
 def _metadata(
@@ -352,9 +350,7 @@ def _metadata(
         "rope.freq_base": rope.base,
         "rope.scaling.type": rope.kind if is_scaled else None,
         "rope.scaling.factor": float(rope.factor) if has_factor else None,
-        "rope.scaling.original_context_length": (rope.original or None)
-        if has_original
-        else None,
+        "rope.scaling.original_context_length": rope.original if has_original else None,
         "rope.scaling.attn_factor": None if rope.attn_factor == 1 else rope.attn_factor,
         "rope.scaling.yarn_ext_factor": None,
         "rope.scaling.yarn_attn_factor": None,
@@ -366,15 +362,9 @@ def _metadata(
     if rope == model.gguf_rope:  # its scaling stays as it is stated
         lengths = "context_length", "rope.scaling.original_context_length"
         values = {name: values[name] for name in lengths}
-    file, changed = model.file, {}
-    for name, value in values.items():
-        key = model.key(name)
-        held = (
-            file.get(key, value) if key in file.fields and value is not None else None
-        )
-        if key in file.fields if value is None else held != value:
-            changed[key] = value
-    return changed
+    planned = {model.key(name): value for name, value in values.items()}
+    held = model.held(planned)
+    return {key: value for key, value in planned.items() if held.get(key) != value}
 
 
 # A plan

@@ -89,6 +89,7 @@ GGUF_ROPE_SWITCH = _named("granite granitehybrid granitemoe")
 # With this number of layers, only sliding-window layers rotate
 GGUF_LOCAL_ROPE = {"exaone4": 64}
 GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
+GGUF_KNOWN = GGUF_PLAIN | GGUF_GLOBAL | GGUF_FREQS | GGUF_FACTORS
 # convert_hf_to_gguf.py drops any rope_scaling of these
 GGUF_DROPPED = _named("command-r falcon gemma gemma2 phi2 stablelm")
 GGUF_OTHERWISE = _named("nemotron phi3 phimoe")  # and writes another scaling for these
@@ -121,8 +122,7 @@ LLAMA_3_VOCABULARY = range(128_256, 128_512)
 def gguf_architecture(model_type: str) -> str | None:
     """Return the GGUF name of an architecture; None if its graph in llama.cpp was not examined."""
     name = GGUF_RENAMED.get(model_type) or model_type.removesuffix("_text")
-    known = (*GGUF_PLAIN, *GGUF_GLOBAL, *GGUF_FREQS, *GGUF_FACTORS)
-    return next((one for one in known if _letters(one) == _letters(name)), None)
+    return next((one for one in GGUF_KNOWN if _letters(one) == _letters(name)), None)
 
 
 def _letters(name: str) -> str:

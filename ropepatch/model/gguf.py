@@ -17,8 +17,8 @@ from ropepatch.model.architectures import (
     GGUF_FACTORS,
     GGUF_FREQS,
     GGUF_GLOBAL,
+    GGUF_KNOWN,
     GGUF_LOCAL_ROPE,
-    GGUF_PLAIN,
     GGUF_ROPE_SWITCH,
     GGUF_SHARED_FACTOR,
     GGUF_YARN_KEYS,
@@ -28,7 +28,7 @@ from ropepatch.model.gguf_file import GgufFile
 from ropepatch.scaling import Scaling, YaRN
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
 from ropepatch.scaling.ramps import BETAS, pair_turning, yarn_temperature
-from ropepatch.scaling.rope import Frequencies, Method, Rope, divisors
+from ropepatch.scaling.rope import ORIGINAL, Frequencies, Method, Rope, divisors
 from ropepatch.settings import Length
 
 LLAMA_CPP = "b11434"  # the version whose source was read
@@ -85,18 +85,17 @@ class GgufRope:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel(StatedRope):
-    """The model of a GGUF file, or of one that llama.cpp's converter would write.
+    """The model of a GGUF file.
 
     Args:
-        name: The path that the user gave, or the name of the checkpoint.
+        name: The path that the user gave.
         architecture: The architecture, as llama.cpp names it.
         rotary_dim: D, the number of dimensions of a head that rotate.
         length: The context length that it states, in tokens.
         gguf_rope: The RoPE parameters that it states.
         sliding_window: The sliding window in tokens; 0 if there is none.
-        has_local_base: Whether sliding-window layers have a base of their own.
         original: The original context length that the user gave instead.
-        file: The `GgufFile`; None of a checkpoint that was not converted yet.
+        file: The open file.
     """
 
     name: str
@@ -104,10 +103,9 @@ class GgufModel(StatedRope):
     rotary_dim: int
     length: int
     gguf_rope: GgufRope
-    sliding_window: int = 0
-    has_local_base: bool = False
-    original: Length | None = None
-    file: Any = None
+    sliding_window: int
+    original: Length | None
+    file: GgufFile
     revision = None
     file_name = "GGUF"
     layer_type = None
@@ -139,7 +137,6 @@ class GgufModel(StatedRope):
             length=length,
             gguf_rope=rope,
             sliding_window=file.get(f"{architecture}.attention.sliding_window", 0),
-            has_local_base=f"{architecture}.rope.freq_base_swa" in file.fields,
             original=original,
             file=file,
         )
@@ -175,8 +172,11 @@ class GgufModel(StatedRope):
         """Whether layers that attend to the whole context use RoPE."""
         if self.architecture in GGUF_ROPE_SWITCH:
             return bool(self.file.get(self.key("rope.scaling.finetuned"), True))
-        layers = GGUF_LOCAL_ROPE.get(self.architecture)
-        return layers is None or self.file.get(self.key("block_count")) != layers
+        layers = GGUF_LOCAL_ROPE.get(self.architecture, 0)
+        predicting = self.file.get(self.key("nextn_predict_layers"), 0)
+        return (
+            not layers or self.file.get(self.key("block_count")) != layers + predicting
+        )
 
     @property
     def keeps_original(self) -> bool:
@@ -190,9 +190,20 @@ class GgufModel(StatedRope):
         return TABLES.get(self.architecture, ())
 
     @cached_property
+    def tied_yarn(self) -> dict[str, Any] | None:
+        """A YaRN that no key or table of the file can scale further; one with a larger factor replaces it."""
+        rope = self.gguf_rope
+        is_yarn = rope.kind == "yarn" and rope.original < self.length
+        if self.tables or not is_yarn or rope.attn_factor != 1:
+            return None
+        return {"factor": rope.factor, ORIGINAL: rope.original}
+
+    @cached_property
     def stated_rope(self) -> Rope:
         """The RoPE parameters of the file."""
         d, base = self.rotary_dim, self.gguf_rope.base
+        if self.tied_yarn:
+            return Rope(d, base, self.gguf_rope.original)
         now = self.gguf_rope.frequencies(d)
         if same_frequencies(GgufRope(base).frequencies(d), now):
             return Rope(d, base, self.length)
@@ -200,11 +211,10 @@ class GgufModel(StatedRope):
         return Rope(d, base, self.length, carried, now.attention_factor)
 
     def candidates(
-        self, scaling: Scaling, by_options: bool = False
+        self, scaling: Scaling, scaled: Frequencies, by_options: bool
     ) -> Iterator[GgufRope]:
         """Yield parameters with which llama.cpp may compute a scaling, the most widely supported first."""
         rope, stated = self.rope, self.gguf_rope
-        scaled = scaling.frequencies(rope)
         if isinstance(scaling, Unscaled):
             yield stated
         elif not stated.switches:
@@ -228,13 +238,10 @@ class GgufModel(StatedRope):
         rope, stated = self.rope, self.gguf_rope
         if scaling.name == "linear" and stated.kind in ("none", "linear"):
             yield replace(stated, kind="linear", factor=stated.factor * scaling.factor)
-        if isinstance(scaling, NTKAware | AdjustedBase):
-            base = (
-                ntk_theta(rope, scaling.factor)
-                if isinstance(scaling, NTKAware)
-                else scaling.rope_theta
-            )
-            yield replace(stated, base=float(np.float32(base)))
+        if isinstance(scaling, NTKAware):
+            yield replace(stated, base=ntk_theta(rope, scaling.factor))
+        if isinstance(scaling, AdjustedBase):
+            yield replace(stated, base=float(scaling.rope_theta))
         if not rope.is_scaled:
             s, window = scaling.factor, rope.original_max_position_embeddings
             a = _whole(scaled.attention_factor / yarn_temperature(s))
@@ -256,7 +263,7 @@ class GgufModel(StatedRope):
         if not isinstance(scaling, Scaling):
             return None
         wanted = scaling.frequencies(self.rope)
-        for candidate in self.candidates(scaling, by_options):
+        for candidate in self.candidates(scaling, wanted, by_options):
             computed = candidate.frequencies(self.rotary_dim)
             if same_frequencies(computed, wanted) and not self._changes(candidate):
                 return candidate
@@ -268,32 +275,26 @@ class GgufModel(StatedRope):
         if self.keeps_original and rope.original != stated.original:
             return True
         is_rebased = rope.base != stated.base
+        has_local_base = self.key("rope.freq_base_swa") in self.file.fields
         if self.architecture not in GGUF_GLOBAL or not self.sliding_window:
-            return is_rebased and self.has_local_base
+            return is_rebased and has_local_base
         if self.architecture in GGUF_SHARED_FACTOR:
             return rope.attn_factor != stated.attn_factor
-        return is_rebased and not self.has_local_base
+        return is_rebased and not has_local_base
 
 
 def _architecture(file: GgufFile) -> str:
-    architecture = file.get("general.architecture", "")
-    known = (*GGUF_PLAIN, *GGUF_FREQS, *GGUF_FACTORS, *GGUF_GLOBAL)
-    if architecture not in known:
+    architecture: str = file.get("general.architecture", "")
+    if architecture not in GGUF_KNOWN:
         raise RopepatchError(
             f"{file.path}: it is not known which scalings llama.cpp supports for {architecture!r}",
-            hint=f"known are {', '.join(sorted(known))}",
+            hint=f"known are {', '.join(sorted(GGUF_KNOWN))}",
         )
-    multiplier = file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0)
-    if multiplier and architecture not in GGUF_YARN_KEYS:
-        raise RopepatchError(
-            f"{file.path} ties its softmax scale to the scaling it has",
-            hint="extend the base checkpoint",
-        )
-    return str(architecture)
+    return architecture
 
 
 def _rotary_dim(file: GgufFile, architecture: str) -> int:
-    size = file.get(f"{architecture}.rope.dimension_count", 0)
+    size: int = file.get(f"{architecture}.rope.dimension_count", 0)
     size = size or file.get(f"{architecture}.attention.key_length", 0)
     if size == 0:
         hidden = file.get(f"{architecture}.embedding_length")
@@ -302,7 +303,7 @@ def _rotary_dim(file: GgufFile, architecture: str) -> int:
         raise RopepatchError(
             f"{file.path}: {size} dimensions rotate, expected an even number to 4096"
         )
-    return int(size)
+    return size
 
 
 def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
@@ -315,15 +316,19 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     original = get(f"{scaling}.original_context_length", 0) or length
     base = get(f"{architecture}.rope.freq_base", 10000.0)
     attn_factor = get(f"{scaling}.attn_factor", 1.0)
-    # `_architecture` refuses one where it means something else
     multiplier = get(f"{scaling}.yarn_log_multiplier", 0.0)
     betas = fast, slow = BETAS
     if architecture in GGUF_YARN_KEYS:
         fast = get(f"{scaling}.yarn_beta_fast", fast)
         betas = fast, get(f"{scaling}.yarn_beta_slow", slow)
-    numbers = factor, attn_factor, float(original), base - 1, *betas, 1 + multiplier
-    is_known = kind in ("none", "linear", "yarn", "longrope")
-    if not is_known or not all(0 < number < math.inf for number in numbers):
+    elif multiplier:
+        raise RopepatchError(
+            f"{file.path} ties its softmax scale to the scaling it has",
+            hint="extend the base checkpoint",
+        )
+    numbers = factor, attn_factor, original, base - 1, *betas, 1 + multiplier
+    kinds = "none", "linear", "yarn", "longrope"
+    if kind not in kinds or not all(0 < number < math.inf for number in numbers):
         raise RopepatchError(
             f"{file.path} scales RoPE by {kind} with factor {factor:g}, original_context_length {original}, "
             f"attn_factor {attn_factor:g}, freq_base {plain(base)}",
@@ -347,7 +352,7 @@ def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
     kind = "none" if kind == "linear" and factor == 1 else kind
     if kind == "yarn" and factor > 1:
         attn_factor /= yarn_temperature(factor, multiplier)
-    held = tuple(map(float, tables[0])) if tables else ()
+    held = tuple(tables[0].tolist()) if tables else ()
     return GgufRope(base, kind, factor, original, attn_factor, betas, held, switches)
 
 
