@@ -232,7 +232,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "eval/README.md": {"ranking-rule": ranking_rule},
     f"{STUDIES}/README.md": {
         "training-free": measured.training_free,
-        "adaptation": measured.trained,
+        "fine-tuned": measured.trained,
         "babyllama": measured.babyllama,
     },
     f"{STUDIES}/pages/pages.md": {

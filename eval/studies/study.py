@@ -154,7 +154,7 @@ def trained_on(documents: Sequence[Any]) -> int:
 
 
 @contextmanager
-def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
+def trained_model(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
     """Train, yield the model in float32 with the record of the training, and remove the folder."""
     folder = ropepatch.train(
         plan, out, recipe=recipe, reading=False, say=log_line

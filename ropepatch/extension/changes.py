@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropepatch.attention import Remapping
 from ropepatch.attention.interchange import refusal
@@ -99,7 +100,9 @@ def change_of(method: Method, config: Config | GgufModel, target: int) -> Change
     unscaled = scaling_change(
         config, make_scaling("none", factor=target / config.window), target
     )
-    if config.is_part or config.is_quantised or config.custom or config.stand_in:
+    has_code = config.custom or config.stand_in
+    is_stock = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if config.is_part or config.is_quantised or has_code or not is_stock:
         return unscaled  # in memory only
     keys = remapping_keys(config, method, target)
     code = {CODE: remapping_code(config.model_type, config.site.path)}

@@ -104,12 +104,12 @@ class Copy:
 
     @classmethod
     def of(
-        cls, plan: Plan, source: Checkpoint, out: str | Path, files: Mapping[str, Path]
+        cls, plan: Plan, source: Checkpoint, folder: Path, files: Mapping[str, Path]
     ) -> Self:
         """Prepare a new folder; the plan may be that of a model in memory."""
         if source is not plan.source:
             plan = replace(plan, source=source)
-        return cls(plan, source, absent(out), files, origin_of(source))
+        return cls(plan, source, folder, files, origin_of(source))
 
     def write(
         self, progress: Progress | None = None, *, link: bool = False, **record: Any
@@ -177,7 +177,7 @@ def check(
     folder, source = absent(out), plan.checkpoint(include)
     check_outside(source.folder, folder)
     files = small_files(source.folder, [*include, *source.code])
-    copy = Copy.of(plan, source, out, files)
+    copy = Copy.of(plan, source, folder, files)
     check_secrets(files)
     if not source.config.unloaded:
         check_weights(source.weights, source.config.skeleton)

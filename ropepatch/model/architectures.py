@@ -275,11 +275,15 @@ def needing_older_keys(whole: str, text: str) -> list[str]:
     return engines
 
 
-@cache
 def engine_facts(engine: str) -> dict[str, Any]:
     """Return what is known of an engine: its architectures, and verdicts by rope type."""
+    return _engine_types().get(engine, {"rows": []})  # nothing is known of others
+
+
+@cache
+def _engine_types() -> dict[str, dict[str, Any]]:
     facts: dict[str, dict[str, Any]] = parse_json(read_text(ENGINE_TYPES))
-    return facts.get(engine, {"rows": []})  # nothing is known of an engine not listed
+    return facts
 
 
 @cache

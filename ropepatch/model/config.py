@@ -32,6 +32,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
@@ -452,7 +453,8 @@ def loader_of(config: PreTrainedConfig) -> Any:
     """
     if stated := stated_class(config):
         return stated
-    if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    is_registered = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # also by a user
+    if is_registered or config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM
     if config.model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
         return AutoModelForMultimodalLM

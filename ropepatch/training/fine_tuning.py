@@ -218,12 +218,13 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
     if run.command:
         more["command"] = run.command
     files = included_files(run.source.folder, run.include) | _evidence(run)
+    out = absent(run.out)
     if recipe.save == "merged":
         carried = small_files(run.source.folder) | files
-        copy = Copy.of(plan, run.source, run.out, carried)
+        copy = Copy.of(plan, run.source, out, carried)
         written = copy.write_trained(model, **more)
         return written.model
-    with new_folder(absent(run.out)) as folder:
+    with new_folder(out) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
         base = {
             "base_model_name_or_path": plan.source.name,

@@ -176,7 +176,7 @@ def extend(
             written = gguf_writing.write(plan, plan.source, place, advance)
         return Extension(written.path, plan, written.record.to_dict() | more)
     processes, folder = join(), absolute(place)
-    is_written = _is_written(plan, place)
+    is_written = writing.is_written(plan, folder)
     if isinstance(model, Plan):
         check_unchanged(plan)
     if reading:
@@ -261,14 +261,6 @@ def say_left_out(source: Checkpoint, files: Collection[str], say: Say) -> None:
         say(
             f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it"
         )
-
-
-def _is_written(plan: Plan, place: Path) -> bool:
-    """Return whether an earlier call wrote this checkpoint; raise if the folder has other content."""
-    if writing.is_written(plan, absolute(place)):
-        return True
-    absent(place)
-    return False
 
 
 def _complete(

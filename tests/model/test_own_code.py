@@ -1,4 +1,4 @@
-"""Models in memory with custom code: they can be measured, but not written."""
+"""Custom code: measured in memory; written if its classes are registered."""
 
 import builtins
 import sys
@@ -6,7 +6,14 @@ import sys
 import pytest
 import torch
 from checkpoint_folders import edit_json
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -78,3 +85,18 @@ def test_custom_code_is_measured_as_stock_and_not_written(
     with pytest.raises(RopepatchError, match="has code of its own"):
         ropepatch.extend(planned, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_registered_type_is_extended_as_stock(tiny, tmp_path, monkeypatch):
+    for mapping in (CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        monkeypatch.setattr(mapping, "_extra_content", {})
+    AutoConfig.register("own", OwnConfig)
+    AutoModelForCausalLM.register(OwnConfig, OwnModel)
+    own = tmp_path / "own"
+    tiny[0].save_pretrained(own)
+    edit_json(own / "config.json", model_type="own", architectures=["OwnModel"])
+    extension = ropepatch.extend(own, tmp_path / "out", to=512)
+    assert extension.record["verified"]["logits"] == "equal"
+    assert type(AutoModelForCausalLM.from_pretrained(extension)) is OwnModel
+    with pytest.raises(RopepatchError, match="has code of its own"):
+        ropepatch.extend(own, tmp_path / "mapped", to=512, method="rerope")

@@ -31,12 +31,12 @@ from study import (
     Checkpoint,
     Row,
     Study,
-    adapted,
     averaged,
     by,
     counted,
     excess,
     signed,
+    trained_model,
 )
 
 BASE, TEACHER, YARN, DISTIL = "base", "teacher", "yarn", "distil"
@@ -91,7 +91,7 @@ def measure(case: Row, given: Namespace) -> Row:
         recipe = recipe.model_copy(update={"seed": case["seed"]})
         with (
             tempfile.TemporaryDirectory() as work,
-            adapted(plan, recipe, Path(work, "out")) as trained,
+            trained_model(plan, recipe, Path(work, "out")) as trained,
         ):
             model, record = trained
             kept = {
