@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 import ropepatch
 from ropepatch import ENCODINGS, METHODS, REMAPPINGS
 from ropepatch.cli.listing import first_sentence
-from ropepatch.data.positions import POSITIONS
+from ropepatch.data.positions import PoSE, TrueLength
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.tasks import Task
 from ropepatch.extension.engines import VERSIONS
@@ -286,7 +286,7 @@ def _yaml(value: Any) -> str:
 def positions() -> str:
     """Every sampling of positions."""
     rows = []
-    for name, kind in POSITIONS.items():
+    for name, kind in {"true-length": TrueLength, "pose": PoSE}.items():
         parameters = ", ".join(
             f"`{field}`" for field in kind.model_fields if field != "name"
         )

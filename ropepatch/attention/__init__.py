@@ -7,8 +7,15 @@ published ones, and `remapped.remap_positions` applies one to a loaded model.
 from ropepatch.attention.remappings import (
     REMAPPINGS,
     Remapping,
+    find_method,
     make_remapping,
     teaching_window,
 )
 
-__all__ = ["REMAPPINGS", "Remapping", "make_remapping", "teaching_window"]
+__all__ = [
+    "REMAPPINGS",
+    "Remapping",
+    "find_method",
+    "make_remapping",
+    "teaching_window",
+]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
+from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Method
-from ropepatch.settings import AboveOne, Amount, Count, Registry
+from ropepatch.settings import AboveOne, Amount, Count, Registry, refuse_unknown
 
 if TYPE_CHECKING:
     from ropepatch.attention.modeling_position_remapping import Band
@@ -298,6 +299,15 @@ REMAPPINGS: Registry[Remapping] = Registry(
     "remapping",
     (ReRoPE, LeakyReRoPE, SelfExtend, DualChunk, LaMPE, Lambda, String),
 )
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the scaling or position remapping of a name; an error suggests the nearest name."""
+    kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
+    refuse_unknown(
+        [name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names
+    )
+    return kinds[name]
 
 
 def teaching_window(window: int) -> int:

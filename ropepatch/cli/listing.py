@@ -63,16 +63,12 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
     Args:
         name: A method, to describe it with its parameters.
     """
-    from ropepatch.attention import REMAPPINGS
+    from ropepatch.attention import REMAPPINGS, find_method
     from ropepatch.files import json_text
     from ropepatch.scaling import METHODS
-    from ropepatch.settings import refuse_unknown
 
-    known = METHODS | REMAPPINGS
-    if name is not None:
-        other_names = METHODS.other_names | REMAPPINGS.other_names
-        refuse_unknown([name], known, "method", other_names)
-    kinds = known.values() if name is None else [known[name]]
+    known = (METHODS | REMAPPINGS).values()
+    kinds = known if name is None else [find_method(name)]
     chosen = [described(kind, "method", OF_METHODS) for kind in kinds]
     if as_json:
         print(json_text(chosen))

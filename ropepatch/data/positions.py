@@ -56,7 +56,6 @@ class PoSE(Settings):
 
 
 PositionSampling = TrueLength | PoSE
-POSITIONS = {"true-length": TrueLength, "pose": PoSE}
 
 
 def _by_name(content: Any) -> Any:

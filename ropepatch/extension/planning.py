@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention import REMAPPINGS, Remapping
+from ropepatch.attention import Remapping, find_method
 from ropepatch.doctor.rules import THETA_KEYS, check_agreement, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.extension.changes import Planned, Source
@@ -29,14 +29,10 @@ from ropepatch.model.config import (
     switches,
 )
 from ropepatch.model.gguf import GgufModel
-from ropepatch.scaling import METHODS, Scaling, YaRN
+from ropepatch.scaling import Scaling, YaRN
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Method, Rope
-from ropepatch.settings import (
-    Length,
-    refuse_unknown,
-    short_length,
-)
+from ropepatch.settings import Length, short_length
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -151,17 +147,6 @@ def plan_method(
     config = source.config
     if isinstance(config, Config) and config.custom is None:
         check_agreement(config)
-    return plan_by(source, *method_for(source, method, parameters, to))
-
-
-def method_for(
-    source: Source,
-    method: str | Method,
-    parameters: Mapping[str, Any],
-    to: Length | None,
-) -> tuple[Method, int]:
-    """Return the method for a model, from an object or a name, and the target in tokens."""
-    config = source.config
     if isinstance(method, Method):
         if parameters:
             raise RopepatchError(
@@ -169,8 +154,8 @@ def method_for(
                 hint="pass them to the method itself, or give the method's name",
             )
         if to is None and isinstance(method, Scaling):
-            return method, round(method.factor * config.window)
-        return method, config.target(to, source.name)
+            return plan_by(source, method, round(method.factor * config.window))
+        return plan_by(source, method, config.target(to, source.name))
     found = find_method(method)
     if to is None and "factor" in parameters:
         factor = found(**parameters).factor_for(config.window, config.window)
@@ -178,7 +163,8 @@ def method_for(
     target = config.target(to, source.name)
     if (stated := config.tied_yarn) and issubclass(found, YaRN):
         parameters = {**_as_stated(stated, target / config.window), **parameters}
-    return found.for_target(config.rope, target, parameters), target
+    made = found.for_target(config.rope, target, parameters)
+    return plan_by(source, made, target)
 
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -216,15 +202,6 @@ def check_global(plan: Planned) -> None:
             f"{local.window} tokens): no scaling is needed for a longer context",
             hint=f"{argument('method', 'none')} only writes the longer context",
         )
-
-
-def find_method(name: str) -> type[Method]:
-    """Return the scaling or position remapping of a name; an error suggests the nearest name."""
-    kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
-    refuse_unknown(
-        [name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names
-    )
-    return kinds[name]
 
 
 def check_method(method: str, parameters: Collection[str]) -> None:

@@ -6,7 +6,7 @@ computed in chunks; it is without fragmentation of the allocator.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig
@@ -28,6 +28,7 @@ class Cost:
         steps: Its steps, of a training; its sequences, of an evaluation.
         tokens: The tokens that it reads, over all processes.
         memory: The largest memory of a process, in GiB.
+        host: The memory of the host for what is offloaded to it, in GiB.
         hours: The time on the card.
         card: What the hours are for.
     """
@@ -37,18 +38,16 @@ class Cost:
     memory: float
     hours: float
     card: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
-        return asdict(self)
+    host: float = 0.0
 
     def __str__(self) -> str:
         time = (
             f"{self.hours:,.1f} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
         )
+        host = f" and {self.host:.1f} GiB of the host" if self.host else ""
         return (
-            f"{self.steps:,} steps, {self.tokens:,} tokens, {self.memory:.1f} GiB, {time} on {self.card} "
-            "(estimates)"
+            f"{self.steps:,} steps, {self.tokens:,} tokens, {self.memory:.1f} GiB{host}, {time} on "
+            f"{self.card} (estimates)"
         )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+from ropepatch.errors import printable
+
 
 def quoted(text: str) -> str:
     """Return a Python literal in double quotes, with printable characters only."""
     literal = json.dumps(text, ensure_ascii=False)
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in literal)
+    return printable(literal, len(literal))
 
 
 def call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
-        return {"recipe": self.recipe.to_dict(), **self.cost.to_dict()}
+        return {"recipe": self.recipe.to_dict(), **asdict(self.cost)}
 
     def __str__(self) -> str:
         return f"training: {self.cost}"
@@ -109,10 +109,12 @@ def training_cost(
         for length, count in rows.items()
     )
     kind = kind_of(device)
+    memory, host = training_bytes(recipe, config, counted, dtype, window, target)
     return Cost(
         steps=recipe.max_steps,
         tokens=sum(length * count for length, count in rows.items()),
-        memory=training_bytes(recipe, config, counted, dtype, window, target) / GIB,
+        memory=memory / GIB,
+        host=host / GIB,
         hours=passes * operations / processes / HOUR[kind],
         card=CARDS[kind],
     )
@@ -120,8 +122,8 @@ def training_cost(
 
 def training_bytes(
     recipe: Recipe, whole: Any, counted: Weights, dtype: str, window: int, target: int
-) -> float:
-    """Estimate the peak of the memory of a training in one process that holds all weights.
+) -> tuple[float, int]:
+    """Estimate the peak of the memory of a training in one process that holds all weights, and of its host's.
 
     Frozen weights take the bytes of the checkpoint's dtype in mixed precision, `FOUR_BITS` in 4 bits, else 4.
     Trained weights take 4, their gradients 4 and Adam's moments 8. Training all weights in mixed precision
@@ -142,17 +144,17 @@ def training_bytes(
     lengths, room = recipe.data.lengths(window)
     # Embeddings in float32
     has_wide_stream = recipe.lora is None or recipe.lora.train_embeddings
-    step = step_bytes(
-        config,
-        max(room // length * length for length in lengths),
-        size,
-        stream=4 if has_wide_stream else size,
-        recomputed=bool(recipe.gradient_checkpointing),
-    )
+    stream, host = 4 if has_wide_stream else size, 0
+    tokens = max(room // length * length for length in lengths)
+    if recipe.gradient_checkpointing == "offload":
+        host = stream * tokens * config.hidden_size * config.num_hidden_layers
+        stream = 0
+    recomputed = bool(recipe.gradient_checkpointing)
+    step = step_bytes(config, tokens, size, stream=stream, recomputed=recomputed)
     evaluated = target if recipe.watch.target else window
     has_passkeys = recipe.watch.target and recipe.watch.passkey_trials > 0
     evaluation = forward_bytes(config, evaluated, size, cached=has_passkeys)
-    return held + 12 * counted.trained + max(step, evaluation)
+    return held + 12 * counted.trained + max(step, evaluation), host
 
 
 def sized(recipe: Recipe, plan: Plan) -> tuple[Recipe, str]:

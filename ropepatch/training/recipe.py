@@ -41,7 +41,6 @@ from ropepatch.settings import (
     Whole,
     find_shipped,
     named_in,
-    refuse_unknown,
     relative_length,
 )
 
@@ -150,9 +149,7 @@ class Lora(Settings):
 def remapping_of(content: Any) -> Remapping:
     """Return the position remapping of a recipe, given by name or as a mapping with name and parameters."""
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
-    name = parameters.pop("name", None)
-    refuse_unknown([name], REMAPPINGS, "remapping")
-    return make_remapping(name, **parameters)
+    return make_remapping(parameters.pop("name", None), **parameters)
 
 
 def _written_remapping(content: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from ropepatch.files import (
     whole_file,
     write_json,
 )
+from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS
 from ropepatch.model.checkpoint import Keys, Number, Part, Text, validated
 from ropepatch.model.precision import fastest
 from ropepatch.processes import Processes, join, on_cpu
@@ -50,9 +52,8 @@ if TYPE_CHECKING:
 # In the folder of a run
 RECORD = "run.json"
 TRAINED = "trained"  # the weights after the last step
+LAUNCHERS = shipped("recipes/accelerate")
 PARTIAL = ".partial"  # where the next checkpoint is written, to be renamed once it is complete
-# By which accelerate's launcher says that processes share each sequence
-SHARING = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
 # Recipe keys that the plan or the digest of the text covers, or that change no weight.
 NOT_DECISIVE: dict[str, Any] = {
     "model": True,
@@ -140,6 +141,7 @@ class Run:
         """Raise `RopepatchError` for all that is wrong before a weight is loaded."""
         check_trainable(self.plan, self.recipe)
         check_machine(self.recipe)
+        check_launcher(self.plan.config.text)
         with packed_attention(self.plan.config.skeleton):
             pass  # raises if its attention cannot be replaced
         _ = self.arguments
@@ -315,20 +317,34 @@ def check_machine(recipe: Recipe) -> None:
             "gradient_checkpointing: offload needs a CUDA GPU, and a transformers that has it (5.23)",
             hint="set gradient_checkpointing: true",
         )
-    place = shipped("recipes/accelerate")
-    shares_rows = any(os.environ.get(name, "1") != "1" for name in SHARING)
-    if shares_rows or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        raise RopepatchError(
-            "several processes train a recipe's packed sequences by DDP or FSDP2 alone",
-            hint=f"{place}/fsdp2.yaml, or positions: pose, whose sequences one GPU holds; "
-            "or train what `extend` writes with a trainer of your own",
-        )
     for section in ("distil", "quantization"):
         if getattr(recipe, section) and splits_weights():
             raise RopepatchError(
                 f"{section} needs the whole model in each process, and FSDP splits it",
-                hint=f"DDP takes them: {place}/ddp.yaml; or leave {section} out",
+                hint=f"DDP takes them: {LAUNCHERS}/ddp.yaml; or leave {section} out",
             )
+
+
+def check_launcher(config: Any) -> None:
+    """Raise `RopepatchError` if the launcher splits sequences; name the layers that no trainer can split."""
+    names = "ACCELERATE_USE_PARALLELISM_CONFIG", "ACCELERATE_USE_DEEPSPEED"
+    if "true" not in map(os.environ.get, names):
+        return
+    hint = (
+        f"{LAUNCHERS}/fsdp2.yaml, or positions: pose, whose sequences one GPU holds; "
+        "or train what `extend` writes with a trainer of your own"
+    )
+    # As accelerate 1.15 does
+    is_sliding = getattr(config, "sliding_window", None)
+    kinds = [SLIDING_LAYERS] * config.num_hidden_layers if is_sliding else []
+    counts = Counter(getattr(config, "layer_types", None) or kinds)
+    for kind, count in counts.items():
+        if kind != GLOBAL_LAYERS:
+            hint += f", where accelerate refuses to split {count} {kind} layers"
+    raise RopepatchError(
+        "packed sequences cannot be split: several processes train a recipe by DDP or FSDP2 alone",
+        hint=hint,
+    )
 
 
 def trainer_arguments(recipe: Recipe, folder: Path, dtype: str) -> TrainingArguments:

@@ -15,7 +15,7 @@ from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, check_bare
 from ropepatch.extension.planning import plan as plan_of
-from ropepatch.files import absent, check_secrets, check_writable, from_here
+from ropepatch.files import absent, check_secrets, from_here
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
 from ropepatch.probing.making import add_fingerprint, check_fingerprint
@@ -148,6 +148,7 @@ def extend(
         stated = None if method == "yarn" else method
         check_bare(to, stated, original, revision, parameters)
         plan = model
+        check_unchanged(plan)
     else:
         plan = plan_of(
             model,
@@ -157,18 +158,16 @@ def extend(
             revision=revision,
             **parameters,
         )
-    place = output_of(plan, out)
-    for_folders = link_weights or reading or include
-    if for_folders and isinstance(plan.source, GgufModel):
-        options = ", ".join(map(argument, ("link_weights", "reading", "include")))
-        raise RopepatchError(
-            f"{options} do not apply to a GGUF file",
-            hint="leave them out, or use the checkpoint that the file was converted from",
-        )
-    if not isinstance(model, Plan):
         say_warnings(plan, say)
+    place = output_of(plan, out)
     more = {"command": command} if command else {}
     if isinstance(plan.source, GgufModel):
+        if link_weights or reading or include:
+            options = ", ".join(map(argument, ("link_weights", "reading", "include")))
+            raise RopepatchError(
+                f"{options} do not apply to a GGUF file",
+                hint="leave them out, or use the checkpoint that the file was converted from",
+            )
         with (
             interruptible(say, lambda: "nothing is kept"),
             progress(WEIGHTS) as advance,
@@ -176,9 +175,6 @@ def extend(
             written = gguf_writing.write(plan, plan.source, place, advance)
         return Extension(written.path, plan, written.record.to_dict() | more)
     processes, folder = join(), absolute(place)
-    is_written = writing.is_written(plan, folder)
-    if isinstance(model, Plan):
-        check_unchanged(plan)
     if reading:
         check_fingerprint(plan)
 
@@ -191,7 +187,7 @@ def extend(
         return written.record.to_dict()
 
     with interruptible(say, lambda: _kept(place)):
-        if is_written:
+        if writing.is_written(plan, folder):
             made = processes.write_once(
                 lambda: finish(_complete(plan, folder, include, say))
             )
@@ -217,7 +213,12 @@ def output_of(plan: Plan, out: str | Path | None, recipe: str = "") -> Path:
 
 def absolute(place: Path) -> Path:
     """The absolute path of an output."""
-    return place.expanduser().absolute()
+    try:
+        return place.expanduser().absolute()
+    except RuntimeError as error:  # ~ of an unknown user
+        raise RopepatchError(
+            f"cannot write {place}: {error}", hint=f"choose another {argument('out')}"
+        ) from error
 
 
 def check_unchanged(plan: Plan) -> None:
@@ -230,14 +231,6 @@ def say_warnings(plan: Plan, say: Say) -> None:
     """Say the warnings of a plan."""
     for warning in plan.warnings:
         say(f"warning: {warning}")
-
-
-def check_place(place: Path) -> None:
-    """Refuse a folder that cannot be created, before hours of work."""
-    # ~ of an unknown user, for which writing raises an error
-    with suppress(RuntimeError):
-        if not os.path.lexists(folder := place.expanduser()):
-            check_writable(folder, f"choose another {argument('out')}")
 
 
 def check_carried(

@@ -13,6 +13,7 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.planning import Plan, check_bare
 from ropepatch.extension.planning import plan as plan_of
+from ropepatch.files import check_writable
 from ropepatch.probing.making import add_fingerprint, check_fingerprint
 from ropepatch.progress import (
     Progress,
@@ -30,7 +31,6 @@ from ropepatch.verbs.extend import (
     Extension,
     absolute,
     check_carried,
-    check_place,
     check_unchanged,
     output_of,
     say_warnings,
@@ -130,7 +130,9 @@ def train(
         say(note)
     place = output_of(plan, out, named)
     run = Run(plan, settings, absolute(place), include, command, say, progress)
-    checks: list[Callable[[], object]] = [run.check, partial(check_place, place)]
+    hint = f"choose another {argument('out')}"
+    writable = partial(check_writable, run.out, hint)
+    checks: list[Callable[[], object]] = [run.check, writable]
     if reading:
         checks.append(partial(_check_fingerprint, run))
     if dry_run:

@@ -97,6 +97,5 @@ def test_a_registered_type_is_extended_as_stock(tiny, tmp_path, monkeypatch):
     edit_json(own / "config.json", model_type="own", architectures=["OwnModel"])
     extension = ropepatch.extend(own, tmp_path / "out", to=512)
     assert extension.record["verified"]["logits"] == "equal"
-    assert type(AutoModelForCausalLM.from_pretrained(extension)) is OwnModel
     with pytest.raises(RopepatchError, match="has code of its own"):
         ropepatch.extend(own, tmp_path / "mapped", to=512, method="rerope")

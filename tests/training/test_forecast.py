@@ -53,6 +53,10 @@ def test_a_forecast_counts_every_token_of_all_processes_once(tmp_path):
     cost = forecast(run.recipe, PLAN, run.counted, 2).cost
     assert cost.tokens == read_supply(run).tokens
     assert cost.steps == 6
+    assert not cost.host
+    offloading = run.recipe.model_copy(update={"gradient_checkpointing": "offload"})
+    host = forecast(offloading, PLAN, run.counted).cost.host
+    assert host * 2**30 == 4 * 128 * 4 * 192  # layers, as transformers moves
 
 
 # Errors before anything is loaded

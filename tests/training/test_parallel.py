@@ -1,18 +1,22 @@
 """Processes that share a run, really started: each way trains as one process does, also after a death."""
 
 import json
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
 import torch
 import ways
+from accelerate.big_modeling import _attach_context_parallel_hooks
 from run_recipes import history_of
 from safetensors.torch import load_file
+from tiny_models import tiny_model
 
+import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import TINY
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.run import check_machine
+from ropepatch.training.run import Run, check_machine
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +99,32 @@ def test_a_launcher_that_splits_too_much_is_refused(monkeypatch):
             check_machine(Recipe.model_validate(plain | more))
         with pytest.raises(RopepatchError, match="distil needs the whole model"):
             check_machine(Recipe.model_validate(plain | {"distil": {}}))
-    for name, value in (
-        ("PARALLELISM_CONFIG_CP_SIZE", "2"),
-        ("ACCELERATE_USE_DEEPSPEED", "true"),
-    ):
-        with monkeypatch.context() as patching:
-            patching.setenv(name, value)
-            with pytest.raises(RopepatchError, match="by DDP or FSDP2 alone"):
-                check_machine(recipe)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers"),
+    [
+        ("llama", ""),
+        ("mistral", " 2 sliding_attention layers"),
+        ("qwen3_next", " 1 linear_attention layers"),
+    ],
+)
+def test_a_launcher_that_splits_sequences_is_refused_with_the_layers(
+    model_type, layers, tmp_path, monkeypatch
+):
+    """The variables are those of accelerate's launcher, and its own check judges the layers."""
+    model = tiny_model(model_type)
+    recipe = Recipe.model_validate(ways.recipe_of(None, lora=True))
+    run = Run(ropepatch.plan(model, to="8x"), recipe, tmp_path / "out")
+    with monkeypatch.context() as patching:
+        for variable in ways.launcher_environment("context").items():
+            patching.setenv(*variable)
+        with pytest.raises(RopepatchError, match="cannot be split") as refused:
+            run.check()
+    assert refused.value.hint.endswith(layers or "of your own")
+    accepts = nullcontext()
+    with pytest.raises(ValueError, match="support") if layers else accepts:
+        _attach_context_parallel_hooks(model)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(RopepatchError, match="by DDP or FSDP2 alone"):
+        run.check()
