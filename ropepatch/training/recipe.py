@@ -256,27 +256,33 @@ else:
     )
 
 
-# Other programs: the keys by which their recipes are known, and those that correspond to ropepatch's
+MERGEKIT = (
+    "mergekit",
+    "it describes a merge and no training: merge first, then train the merged checkpoint",
+)
+# By a key of its recipes: another program, and which of its keys correspond to ropepatch's
 PROGRAMS = {
-    "axolotl": (
-        ("base_model", "sequence_len"),
+    "merge_method": MERGEKIT,
+    "gate_mode": MERGEKIT,
+    "base_model": (
+        "axolotl",
         "base_model is MODEL, sequence_len data.windows, datasets data.sources, lora_r lora.r",
     ),
-    "LLaMA-Factory": (
-        ("model_name_or_path", "cutoff_len"),
+    "stage": (
+        "LLaMA-Factory",
         "model_name_or_path is MODEL, cutoff_len data.windows, dataset data.sources, lora_rank lora.r",
     ),
-    "TRL": (
-        ("model_name_or_path", "dataset_name"),
+    "model_name_or_path": (
+        "TRL",
         "model_name_or_path is MODEL, max_length data.windows, dataset_name data.sources, lora_r lora.r",
     ),
-    "NeMo RL": (
-        ("policy",),
+    "policy": (
+        "NeMo RL",
         "policy.model_name is MODEL, policy.max_total_sequence_length data.windows, data data.sources",
     ),
-    "mergekit": (
-        ("merge_method",),
-        "it describes a merge and no training: merge first, then train the merged checkpoint",
+    "training": (
+        "unsloth",
+        "model is MODEL, training.max_seq_length data.windows, data.dataset data.sources, lora.lora_r lora.r",
     ),
 }
 
@@ -326,8 +332,8 @@ class Recipe(Settings):
     @classmethod
     def _refuse_others(cls, content: Any) -> Any:
         """Name the program whose recipe this is, and the keys that correspond."""
-        for program, (told_by, hint) in PROGRAMS.items():
-            if isinstance(content, dict) and all(key in content for key in told_by):
+        for key, (program, hint) in PROGRAMS.items():
+            if isinstance(content, dict) and key in content:
                 raise RopepatchError(
                     f"this is a recipe of {program}, expected one of ropepatch",
                     hint=hint,

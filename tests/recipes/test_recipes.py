@@ -195,11 +195,12 @@ def test_a_printed_recipe_names_its_schema(tmp_path, run_here, name):
 @pytest.mark.parametrize(
     ("program", "keys", "hint"),
     [
-        ("axolotl", {"base_model": "m", "sequence_len": 4096}, "sequence_len"),
-        ("LLaMA-Factory", {"model_name_or_path": "m", "cutoff_len": 8}, "cutoff_len"),
-        ("TRL", {"model_name_or_path": "m", "dataset_name": "d"}, "max_length"),
+        ("axolotl", {"base_model": "m"}, "sequence_len"),
+        ("LLaMA-Factory", {"model_name_or_path": "m", "stage": "sft"}, "cutoff_len"),
+        ("TRL", {"model_name_or_path": "m", "datasets": []}, "max_length"),
         ("NeMo RL", {"policy": {"model_name": "m"}}, "policy.model_name"),
-        ("mergekit", {"merge_method": "slerp", "base_model": "m"}, "merge first"),
+        ("mergekit", {"base_model": "m", "gate_mode": "hidden"}, "merge first"),
+        ("unsloth", {"model": "m", "training": {"max_steps": 0}}, "data.dataset"),
     ],
 )
 def test_a_recipe_of_another_program_is_named_with_the_keys(
