@@ -559,7 +559,8 @@ class LmEvalTask(Task):
     Args:
         tasks: The names of tasks, in `eval/tasks` or in lm-eval.
         metadata: Metadata for the tasks. `max_seq_lengths` defaults to the target length, for RULER's tasks to
-            L/2, L, 2L ... that length, from 2,048 on, each with its own documents. L is the original length.
+            L/2, L, 2L ... that length, from 2,048 on. L is the original length. RULER's tasks have documents
+            of their own at each length.
         limit: At most N documents of each task; None for all.
         form: plain for plain text prompts, chat for the chat template, where the tokenizer has one.
     """
@@ -580,12 +581,13 @@ class LmEvalTask(Task):
             )
         metadata = {"max_seq_lengths": [goal.to]} | self.metadata
         form = self.form if goal.tokenizer.chat_template else "plain"
-        of_ruler = all(name.startswith(RULER) for name in self.tasks)
-        by_length = of_ruler and "max_seq_lengths" not in self.metadata
+        asked = self.metadata.get("max_seq_lengths")
+        of_ruler = [name.startswith(RULER) for name in self.tasks]
+        lengths = _lengths_of_ruler(goal, asked) if any(of_ruler) else None
         parameters = self.model_dump() | {
             "metadata": metadata,
             "max_length": goal.to,
-            "lengths": _lengths_of_ruler(goal) if by_length else None,
+            "lengths": lengths if all(of_ruler) else None,
             "form": form,
         }
         # An unknown name is an error before hours of other measurements
@@ -610,27 +612,28 @@ class LmEvalTask(Task):
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """The number of documents and the intervals, in sentences."""
-        limit = ""
-        if parameters.get("limit"):
-            limit = f", {parameters['limit']:,} documents each"
-        form = ""
-        if parameters.get("form") == "chat":
-            form = ", in the model's chat template"
+        count = parameters.get("limit")
+        limit = f", {count:,} documents each" if count else ""
+        chat = parameters.get("form") == "chat"
+        form = ", in the model's chat template" if chat else ""
         return (
             f"Tasks of lm-eval{limit}{form}; intervals: 95 %, of shares Wilson's, "
             "else Student's t over documents."
         )
 
 
-def _lengths_of_ruler(goal: Goal) -> list[int]:
-    """The lengths of RULER's prompts that lm-eval can make."""
-    if goal.to < SHORTEST_RULER or len(goal.tokenizer) < SMALLEST_RULER:
+def _lengths_of_ruler(goal: Goal, asked: Sequence[Length] | None) -> list[int]:
+    """The lengths of RULER's prompts, if lm-eval can make them; shorter ones may never end, nor heed Ctrl-C."""
+    lengths = resolved(asked, goal)
+    if asked is None:
+        lengths = [n for n in lengths if n >= SHORTEST_RULER] or lengths[-1:]
+    if lengths[0] < SHORTEST_RULER or len(goal.tokenizer) < SMALLEST_RULER:
         raise RopepatchError(
-            f"lm-eval cannot make RULER's prompts of {goal.to} tokens with a vocabulary of "
+            f"lm-eval cannot make RULER's prompts of {lengths[0]} tokens with a vocabulary of "
             f"{len(goal.tokenizer)}, expected at least {SHORTEST_RULER} and {SMALLEST_RULER}",
-            hint="raise the target, or use the task retrieval",
+            hint="use longer ones, up to a longer target, or the task retrieval",
         )
-    return [n for n in doublings(goal.trained, goal.to) if n >= SHORTEST_RULER]
+    return lengths
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -646,16 +649,16 @@ class Documents(Data):
         advance: Advance = unseen,
     ) -> list[Row]:
         """The metrics of every task."""
-        lengths = self.parameters["lengths"]
+        lengths, metadata = self.parameters["lengths"], self.parameters["metadata"]
         if lengths is None:
-            return self._run(model, self.parameters["metadata"])
+            return self._run(model, metadata)
         rows = []
         for length in lengths:
             counted = length - self._outside
-            metadata = self.parameters["metadata"] | {"max_seq_lengths": [counted]}
+            measured = self._run(model, metadata | {"max_seq_lengths": [counted]})
             rows += [
                 replace(row, measure=str(length))
-                for row in self._run(model, metadata)
+                for row in measured
                 if row.measure == str(counted)
             ]
         return rows
@@ -683,8 +686,3 @@ class Documents(Data):
 
 
 TASKS: Registry[Task] = Registry("task", (PerplexityTask, RetrievalTask, LmEvalTask))
-
-
-def task_of(name: str) -> type[Task]:
-    """The task class of a result."""
-    return TASKS.find(name)

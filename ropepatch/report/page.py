@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from ropepatch.evaluation.results import Result, by_place, comparisons
-from ropepatch.evaluation.tasks import task_of
+from ropepatch.evaluation.tasks import TASKS
 from ropepatch.files import whole_file
 from ropepatch.report.plots.lines import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
@@ -38,7 +38,7 @@ def write_report(results: Sequence[Result], file: str | Path) -> Path:
             for picture in pictures_of_results(group, look):
                 image = base64.b64encode(drawn(picture.figure, "svg")).decode()
                 pictures.append((picture.caption, f"data:image/svg+xml;base64,{image}"))
-            sections.append((group, task_of(group.task), pictures, tables_of(group)))
+            sections.append((group, TASKS.find(group.task), pictures, tables_of(group)))
         title = f"{model} to {short_length(target)} tokens"
         places.append((title, verdict_lines(groups), sections))
     page = environment.get_template("template.html").render(

@@ -27,7 +27,7 @@ from ropepatch.evaluation.results import (
     measure_of,
 )
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
-from ropepatch.evaluation.tasks import task_of
+from ropepatch.evaluation.tasks import TASKS
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
 
@@ -366,7 +366,7 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
     """The tables of every comparison; ``width`` is the most characters of a line of a table."""
     blocks = []
     for group in comparisons(results):
-        method = task_of(group.task).method(group.parameters)
+        method = TASKS.find(group.task).method(group.parameters)
         blocks.append(f"{group.model}, {group.history}. {method}")
         blocks += [table_text(table, width) for table in tables_of(group)]
         blocks += [f"Warning: {warning}." for warning in group.warnings()]

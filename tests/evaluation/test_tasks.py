@@ -165,8 +165,11 @@ def test_ruler_has_documents_of_its_own_at_each_length(tiny):
     tokenizer.add_tokens([f"<{number}>" for number in range(8000)])
     tokenizer.chat_template = "{% for one in messages %}{{ one.content }} {% endfor %}"
     task = LmEvalTask(tasks=("niah_single_1",), limit=3, form="chat")
-    documents = task.prepare(Goal("tiny", tokenizer, 1024, 4096))
+    goal = Goal("tiny", tokenizer, 1024, 4096)
+    documents = task.prepare(goal)
     assert documents.parameters["lengths"] == [2048, 4096]
+    own = task.model_copy(update={"metadata": {"max_seq_lengths": [3000]}})
+    assert own.prepare(goal).parameters["lengths"] == [3000]
     rows = documents.measure(model)
     assert [(row.measure, row.n, row.value) for row in rows] == [
         ("2048", 3, 0.0),
@@ -175,9 +178,11 @@ def test_ruler_has_documents_of_its_own_at_each_length(tiny):
     assert all(row.low == 0.0 < row.high for row in rows)
 
 
-def test_lengths_that_lm_eval_cannot_make_are_refused(tiny):
+@pytest.mark.parametrize("metadata", [{}, {"max_seq_lengths": [2048, 4096]}])
+def test_lengths_that_lm_eval_cannot_make_are_refused(tiny, metadata):
+    task = LmEvalTask(tasks=("ropepatch_passkey", "ruler_vt"), metadata=metadata)
     with pytest.raises(RopepatchError, match="2048 tokens with a vocabulary of"):
-        LmEvalTask(tasks=("ruler_vt",)).prepare(Goal("tiny", tiny[1], 2048, 2048))
+        task.prepare(Goal("tiny", tiny[1], 2048, 4096))
 
 
 # Retrieval

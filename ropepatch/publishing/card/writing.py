@@ -19,7 +19,7 @@ from huggingface_hub import (
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Row, read_result
-from ropepatch.evaluation.tasks import task_of
+from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension import record as records
 from ropepatch.files import read_text, whole_file
 from ropepatch.model.checkpoint import CODE, Checkpoint
@@ -121,7 +121,6 @@ def card_text(model: Extended, captions: Mapping[str, str] | None = None) -> str
         fenced=fenced,
         one_line=one_line,
         count="{:,}".format,
-        task_of=task_of,
         method=method,
         tables=tables,
         marker=MARKER,
@@ -302,7 +301,7 @@ def method(evidence: Evidence) -> str:
     env = evidence.group.results[evidence.own].env
     names = ("device", "dtype", "transformers", "torch")
     machine = ", ".join(f"{name} {env[name]}" for name in names if name in env)
-    task = task_of(evidence.group.task)
+    task = TASKS.find(evidence.group.task)
     return plain(f"{task.method(evidence.group.parameters)} Measured with {machine}.")
 
 
