@@ -21,6 +21,7 @@ from ropepatch.evaluation.results import Row
 from ropepatch.model.head import evaluating
 from ropepatch.settings import nearest
 
+RULER = ("niah_", "ruler")  # the names of its tasks in lm-eval begin so
 UNASKED = -1.0  # the value of RULER's tasks for lengths that were not requested
 
 
@@ -194,7 +195,8 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
         count = len(values) or scores.get("sample_len") or 0
         low = high = None
         if values and all(isinstance(one, int | float) for one in values):
-            share = all(one in (0, 1) for one in values)
+            # RULER's scores are in [0, 1], which Student's t would leave
+            share = task.startswith(RULER) or all(one in (0, 1) for one in values)
             mean = Mean(tuple((float(one), 1.0) for one in values), share=share)
             if math.isclose(value, mean.value):
                 _, low, high, _ = mean.figures

@@ -26,7 +26,7 @@ from ropepatch.data.texts import (
 )
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.harness import run_tasks, task_manager
+from ropepatch.evaluation.harness import RULER, run_tasks, task_manager
 from ropepatch.evaluation.perplexity import LossCurve, check_windows, perplexity
 from ropepatch.evaluation.results import Row, row_of
 from ropepatch.evaluation.retrieval import (
@@ -64,7 +64,6 @@ BEGINNINGS: dict[Bos, str] = {
 DEPTHS = 5  # bins of depth in a figure
 DOCUMENTS = 64  # of a text, at most, for prompts
 LONG_PERPLEXITY = "ropepatch_long_perplexity"  # a task in eval/tasks
-RULER = ("niah_", "ruler")  # the names of its tasks in lm-eval begin so
 SHORTEST_RULER = 2048  # tokens; some of its tasks never finish a shorter prompt
 SMALLEST_RULER = 8000  # tokens of a vocabulary, likewise
 OUTSIDE = (

@@ -11,7 +11,7 @@ import torch
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.harness import run_tasks
+from ropepatch.evaluation.harness import _rows, run_tasks
 from ropepatch.evaluation.intervals import Mean
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
@@ -104,6 +104,15 @@ def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
     assert (row.low, row.high) == share
     assert rows["one", "perplexity"].value is None
     assert rows["both", "acc"].value == pytest.approx(0.4)
+
+
+def test_graded_scores_of_ruler_have_intervals_within_0_and_1():
+    samples = [{"filter": "none", "4096": score} for score in (0.2, 1.0, 1.0)]
+    results = {"versions": {}, "samples": {"ruler_vt": samples}}
+    [row] = _rows(
+        "ruler_vt", results | {"results": {"ruler_vt": {"4096,none": 2.2 / 3}}}
+    )
+    assert 0 <= row.low < row.value < row.high <= 1
 
 
 # Nothing is cut
