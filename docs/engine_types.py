@@ -77,7 +77,7 @@ def text() -> str:
 
 def forget() -> None:
     """Let the package load `engine_types.json` again, which has just been written."""
-    architectures.engine_facts.cache_clear()
+    architectures._engine_types.cache_clear()
     architectures._engine_rows.cache_clear()
 
 

@@ -35,7 +35,7 @@ from ropepatch.scaling.searched import longrope_attention_factor
 Reads = Literal["yes", "partly", "no", "not known"]
 How = Literal["run", "probed", "read"] | None
 VERSIONS = {  # of the sources
-    "transformers 5.x": "5.23.0",
+    "transformers 5.x": "5.24.0",
     "transformers 4.x": "4.57.6",
     "vLLM": "0.33.0",
     "SGLang": "0.5.23",

@@ -105,10 +105,11 @@ REJECTED = """
     afmoe axk1 axk2 bailing_hybrid bamba cohere2 cohere2_moe cohere_compass_text deepseek_v2 deepseek_v3
     deepseek_v32 doge dory exaone4 exaone_moe falcon falcon_h1 flint fuyu gemma2 gemma3 gemma3n_text
     gemma4 gemma4_text gemma4_unified gemma4_unified_text glm4_moe_lite glm_moe_dsa got_ocr2
-    gpt_neox_japanese gpt_oss granitemoehybrid hy_v4 kolibri1 lfm2_moe lfm3 llama4 llama4_text
+    gpt_neox_japanese gpt_oss granitemoehybrid hy_v4 kolibri1 lara_mini lfm2_moe lfm3 llama4 llama4_text
     longcat_flash mimo_v2_flash minicpm3 minimax ministral ministral3 mistral mixtral
     moss_transcribe_diarize olmo_hybrid persimmon phi3 phi4_multimodal qwen3_5 qwen3_5_moe
-    qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text starcoder2 vaultgemma youtu zamba2
+    qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text sarvam_mla starcoder2
+    vaultgemma youtu zamba2
 """
 
 

@@ -56,8 +56,8 @@ def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_
 
 @pytest.mark.sweep
 @pytest.mark.skipif(
-    not transformers.__version__.startswith("5.23"),
-    reason="the README lists the types of transformers 5.23",
+    not transformers.__version__.startswith("5.24"),
+    reason="the README lists the types of transformers 5.24",
 )
 def test_the_readme_lists_exactly_the_supported_and_unsupported_types():
     reasons = {

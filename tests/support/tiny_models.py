@@ -44,8 +44,9 @@ NOT_ROTARY = """
     mpt musicgen musicgen_melody mvp nemotron_h openai-gpt opt pegasus plbart prophetnet reformer
     rembert roberta roberta-prelayernorm roc_bert roformer rwkv trocr whisper xglm xlm xlm-roberta
     xlm-roberta-xl xlnet xlstm xmod zamba
-    blip blip-2 florence2 inkling2 inkling_mm_model instructblip instructblipvideo kosmos-2 kosmos-2.5
-    nemotron_h_omni pix2struct pp_formulanet t5gemma2 udop vision-encoder-decoder
+    blip blip-2 florence2 inkling2 inkling2_loop inkling2_loop_text inkling_mm_model instructblip
+    instructblipvideo kosmos-2 kosmos-2.5 nemotron_h_omni pix2struct pp_formulanet
+    t5gemma2 udop vision-encoder-decoder
 """
 # Some need timm, pillow or another model; others need matching sizes of their parts; the two assistants run
 # only on the hidden states of their target model.
@@ -123,7 +124,7 @@ QWEN_VL_TEXT = {
 }
 
 SECTIONED = {
-    "glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text": SECTIONS,
+    "glm_ocr_text hy_v4_vl_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text": SECTIONS,
     "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text": MROPE,
     "glm4v_moe_text glm4v_text": HALF,
 }
@@ -134,6 +135,9 @@ ODD = {
 } | {
     "qwen3_5_moe_text": QWEN_VL_TEXT,
     "qwen3_5_text": QWEN_VL_TEXT,
+    "apertus1p5": {"image_token_id": 3, "audio_token_id": 4}
+    | {"image_token_offset": 8, "audio_token_offset": 16},
+    "apertus1p5_vision_tokenizer": {"codebook_size": 8, "base_channels": 32},
     "bailing_hybrid": {"rope_theta": 10000.0},
     "bamba": {"attn_layer_indices": [1]},
     "blt": {
@@ -207,6 +211,7 @@ ODD = {
         "indexer_budget": 64,
         "indexer_compress_ratio": 4,
     },
+    "wavtokenizer_encoder": {"codebook_dim": 64, "codebook_size": 8},
     "zamba2": {"use_mem_rope": True},
     "zaya": {
         "num_experts_per_tok": 1,

@@ -28,7 +28,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     PreTrainedConfig,
@@ -403,6 +405,19 @@ def builders(source: Wheel, engine: str) -> dict[str, str]:
     return found
 
 
+def class_of(model_type: str) -> str:
+    """The class that published checkpoints of a type name."""
+    classes = (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    )[model_type]
+    stock = classes if isinstance(classes, str) else classes[0]
+    config = CONFIG_MAPPING[model_type]
+    if getattr(transformers, stock).config_class is config:
+        return stock
+    # EXAONE 3 and Sarvam, which transformers loads by the classes of other types
+    return config.__name__.replace("Config", "ForCausalLM")
+
+
 def read(engine: str, model_type: str, given: Namespace) -> Row:
     """The row of a type from the sources of an engine."""
     source = wheel(given, WHEELS[engine])
@@ -415,11 +430,8 @@ def read(engine: str, model_type: str, given: Namespace) -> Row:
             "how": "read",
             "reads": found_in(source, module) if source.text(module) else "absent",
         }
-    classes = (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    )[model_type]
     own = builders(source, engine)
-    module = own.get(classes if isinstance(classes, str) else classes[0])
+    module = own.get(class_of(model_type))
     # With another RoPE for images
     multimodal = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     reads = (
