@@ -74,8 +74,8 @@ class Extension:
             parts = self.plan, self.forecast, f"to be written: {folder}"
             return "\n\n".join(str(part) for part in parts if part is not None)
         place, method = printable(from_here(self.folder)), self.plan.method.name
-        window = self.plan.source.config.window
-        lines = [f"{place}: {window} -> {self.plan.target} tokens, {method}"]
+        reach = self.plan.source.config.reach
+        lines = [f"{place}: {reach} -> {self.plan.target} tokens, {method}"]
         verified = self.record.get("verified")
         if verified and self.folder.suffix == ".gguf":
             lines.append(f"read back: {verified['logits']}")
