@@ -470,7 +470,9 @@ def has_same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
     plans=True,
 )
 def unknown_types(facts: Facts) -> Iterator[Finding]:
-    """A rope type that transformers does not have."""
+    """A rope type that transformers does not have, nor reads as another: Sarvam's deepseek_yarn."""
+    if facts.scalings and {str(rope.kind) for rope in facts.scalings} <= KNOWN_TYPES:
+        return
     for rope in facts.objects:
         name = str(rope.kind)
         if rope.kind is None or name in KNOWN_TYPES:

@@ -25,9 +25,9 @@ def _named(names: str) -> frozenset[str]:
 GLOBAL_LAYERS = "full_attention"
 SLIDING_LAYERS = "sliding_attention"
 
-# Of global and local layers (sliding window or chunks), only the local ones rotate; 5.23.
+# Of global and local layers (sliding window or chunks), only the local ones rotate; 5.24.
 ROPE_IN_LOCAL_LAYERS = _named(
-    "afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1"
+    "afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1 lara_mini"
 )
 
 # An attention factor changes nothing; 5.23
@@ -35,9 +35,9 @@ NORMALISED_AFTER_ROTATION = _named(
     "hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"
 )
 
-TIED = _named(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.23
+TIED = _named(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.24
     "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 "
-    "longcat_flash minicpm3 mistral4 mistral_large4 youtu"
+    "hy_v4_vl_text longcat_flash minicpm3 mistral4 mistral_large4_text sarvam_mla youtu"
 )
 
 # The RoPE keys of config.json; transformers 4.57.6.

@@ -8,8 +8,13 @@ import torch
 from families import MODELS
 from oldest import needs
 from tiny_models import CAUSAL_LM_TYPES, tiny_config, tiny_model
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MULTIMODAL,
+)
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -109,14 +114,12 @@ YARN |= {"beta_fast": 16.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0
 
 def test_each_type_with_a_softmax_scale_is_listed():
     """In the sources of transformers, relatives of DeepSeek multiply all logits by mscale_all_dim."""
-    files = {
-        name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py")
-        for name in CAUSAL_LM_TYPES
-    }
+    texts = (file.read_text("utf-8") for file in MODELS.glob("*/modeling_*.py"))
+    scaling = "".join(text for text in texts if "mscale_all_dim" in text)
     reading = {
-        name
-        for name, found in files.items()
-        if any("mscale_all_dim" in file.read_text() for file in found)
+        CONFIG_MAPPING[name]().get_text_config().model_type
+        for name, model in (MULTIMODAL | CAUSAL).items()
+        if f"class {model}(" in scaling
     }
     assert {"deepseek_v3", "longcat_flash", "youtu"} <= reading <= TIED
 
