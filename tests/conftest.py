@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from lacking import lacking
 
 gc.disable()  # while the tests are imported, a quarter of the time of that
 
@@ -144,6 +145,22 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def tokenizer():
+    """That of the bundled checkpoint."""
+    from tokenizer_makes import TOKENIZERS
+
+    return TOKENIZERS["bundled"]()
+
+
+@pytest.fixture
+def model():
+    """A small random LLaMA, which a test may change."""
+    from tiny_models import tiny_model
+
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     """A small random checkpoint; tests must not change it."""
     from checkpoint_folders import write_checkpoint
@@ -167,10 +184,7 @@ def shared():
     default = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("ROPEPATCH_SHARED", default))
     if not folder.is_dir():
-        missing = f"no real checkpoints and texts at {folder} (set ROPEPATCH_SHARED)"
-        if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        lacking(f"no real checkpoints and texts at {folder} (set ROPEPATCH_SHARED)")
     return folder
 
 

@@ -11,7 +11,7 @@ from oldest import NOT_YET, OLDEST
 from remapping_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import ONE, apart, logits, lora, put
 from tiny_models import into, tiny_model
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -19,11 +19,6 @@ from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.attention.remapped import mapped, remap_positions
 
 every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
-
-
-@pytest.fixture
-def model() -> PreTrainedModel:
-    return tiny_model("llama")
 
 
 # The formula

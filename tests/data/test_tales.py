@@ -6,13 +6,12 @@ from collections import Counter
 import pytest
 import torch
 from tale_oracle import Stories
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data.tiny.grammar import BOS, KINDS, Sentence
 from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import TINY
 
 EXACT = 1e-9
 CODES = ("00", "01", "10", "11")
@@ -47,11 +46,6 @@ FEW = [
     ),
     fact("Rain falls on the roofs.", 0.1, None),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY)
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,22 @@
 """Checkpoints with a swapped encoding: saving, loading, evaluation."""
 
-import json
 import shutil
 
 import pytest
 import torch
+from checkpoint_folders import edit_json
 from peft import LoraConfig, get_peft_model
+from run_recipes import record_of
 from swaps import OFTEN, PARAMETERS, cast, logits
 from tiny_models import tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.encodings.swapping import swapped
 from ropepatch.evaluation.measuring import Machine, Subject
-from ropepatch.model.checkpoint import TINY, Checkpoint
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY)
+from ropepatch.model.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +84,7 @@ def test_stock_transformers_rejects_a_swapped_checkpoint_with_needs_ropepatch(sa
     for load in (AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained):
         with pytest.raises(ValueError, match="needs_ropepatch"):
             load(saved)
-    record = json.loads((saved / "ropepatch.json").read_text())
-    assert "ropepatch.load" in record["needs_ropepatch"]
+    assert "ropepatch.load" in record_of(saved)["needs_ropepatch"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_loading_rejects_a_missing_or_inconsistent_ropepatch_json(
     if change is None:
         file.unlink()
     else:
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        edit_json(file, **change)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
 

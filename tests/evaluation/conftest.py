@@ -1,14 +1,7 @@
-"""What several tests of measures read with, and what they find."""
+"""Fixtures of the tests of measures."""
 
 import pytest
 from loss_models import build
-from tokenizer_makes import TOKENIZERS
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    """That of the bundled checkpoint."""
-    return TOKENIZERS["bundled"]()
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,6 @@ from ropepatch.scaling import Scaling, make_scaling
 WINDOW = 64
 
 
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
 @pytest.fixture(scope="module")
 def ids():
     return torch.randint(3, 120, (1, 96), generator=torch.Generator().manual_seed(1))

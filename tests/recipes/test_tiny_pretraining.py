@@ -8,7 +8,7 @@ import pytest
 from pretraining import make_tokenizer
 from pretraining_recipe import read_recipe
 from pretraining_rows import MATERIALS, Stock
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from ropepatch.model.checkpoint import TINY
 
@@ -24,11 +24,6 @@ GOLDEN_ROWS = {
     "stories": "4621f5decff4c6c2",
 }
 TEXT = "Once a small grey cat sat by the road, and nobody saw it. " * 60
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(TINY)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 """The browser for tests of pages."""
 
-import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from lacking import lacking
 
 PROGRAM = shutil.which("chromium") or "/usr/bin/chromium"
 QUIET = [
@@ -20,10 +20,7 @@ QUIET = [
 def chromium():
     """Start Chromium; skip the tests if it is missing, or fail in CI."""
     if not Path(PROGRAM).exists():
-        missing = "no chromium: apt-get install chromium"
-        if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        lacking("no chromium: apt-get install chromium")
     with pytest.importorskip("playwright.sync_api").sync_playwright() as engines:
         browser = engines.chromium.launch(executable_path=PROGRAM, args=QUIET)
         yield browser
