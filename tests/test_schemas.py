@@ -1,9 +1,10 @@
 """The JSON Schemas that editors use for recipes and suites; docs/tables.py writes them."""
 
-import json
 from pathlib import Path
 
 import pytest
+
+from ropepatch.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = (
@@ -11,10 +12,6 @@ SCHEMAS = (
     "recipes/recipe.schema.json",
     "recipes/tiny/pretraining.schema.json",
 )
-
-
-def read(file):
-    return json.loads((ROOT / file).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("file", SCHEMAS)
@@ -37,13 +34,13 @@ def described(schema):
 
 @pytest.mark.parametrize("file", SCHEMAS)
 def test_every_key_has_a_description(file):
-    texts = dict(described(read(file)))
+    texts = dict(described(read_json(ROOT / file)))
     assert len(texts) > 10
     assert all(texts.values()), texts
 
 
 def test_the_recipe_schema_rejects_unknown_trainer_arguments():
-    part = read("recipes/recipe.schema.json")["$defs"]["TrainerArguments"]
+    part = read_json(ROOT / "recipes/recipe.schema.json")["$defs"]["TrainerArguments"]
     assert (part["additionalProperties"], "max_steps" in part["properties"]) == (
         False,
         True,

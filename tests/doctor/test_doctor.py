@@ -19,11 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 SAMPLE = ("linear", "yarn", "longrope", "dynamic", "longrope-switch")
 CONFIGS = {entry["name"]: entry for entry in PUBLISHED}
-LLAMA_3_1, QWEN_3, YARN = (
-    "Llama-3.1-8B",
-    "Qwen3-8B, YaRN as documented",
-    "extended with yarn",
-)
+LLAMA_3_1, QWEN_3 = "Llama-3.1-8B", "Qwen3-8B, YaRN as documented"
 
 
 def write(folder, name, *, model_max_length=None, **config):
@@ -72,11 +68,8 @@ def test_bundled_and_real_checkpoints_have_no_findings(shared, template):
 
 
 def test_changed_or_missing_remapping_code_is_an_error(template, tmp_path):
-    out = ropepatch.extend(
-        ropepatch.plan(template, to=256, method="self-extend"),
-        tmp_path / "out",
-        reading=False,
-    ).folder
+    how = {"to": 256, "method": "self-extend", "reading": False}
+    out = ropepatch.extend(template, tmp_path / "out", **how).folder
     assert [one.code for one in diagnose(out).findings] == ["not-in-transformers"]
     code = next(out.glob("*.py"))
     code.write_text(code.read_text() + "\nimport os\n")

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 import torch
 from checkpoint_folders import edit_json
+from made_results import of
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
@@ -34,13 +35,6 @@ def results(tmp_path_factory):
     """What the suite gives, and the folder it was written to."""
     out = tmp_path_factory.mktemp("suite")
     return list(measure(SUITE, out=out)), out
-
-
-def of(results, task, label):
-    (found,) = (
-        result for result in results if (result.task, result.label) == (task, label)
-    )
-    return found
 
 
 def rows(results):
@@ -237,9 +231,7 @@ def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
     both = of_tiny(SHORT, methods=YARN, out=tmp_path)
     assert [r.env["dtype"] for r in both if r.label != FLOOR] == ["torch.bfloat16"] * 2
     file = tmp_path / "tiny-512-perplexity-yarn.json"
-    edit_json(
-        file, env=json.loads(file.read_text())["env"] | {"dtype": "torch.float32"}
-    )
+    edit_json(file, env=read_result(file).env | {"dtype": "torch.float32"})
     with pytest.raises(
         RopepatchError,
         match="other settings: it differs in dtype",

@@ -50,6 +50,11 @@ def models():
     return {name: make() for name, make in MODELS.items()}
 
 
+@pytest.fixture
+def model():
+    return MODELS["grouped queries"]()
+
+
 def haystacks(model, count=2):
     """Random tokens; what the model says to whole prompts of one length is the answer at all of them."""
     draw = torch.Generator().manual_seed(0)
@@ -162,10 +167,7 @@ def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
     assert not caplog.records
 
 
-def test_a_model_with_another_cache_gets_whole_prompts(
-    caplog,
-):
-    model = MODELS["grouped queries"]()
+def test_a_model_with_another_cache_gets_whole_prompts(model, caplog):
     made = haystacks(model)
     whole = ask(model, made, read_once=False)
 
@@ -188,12 +190,13 @@ def test_a_model_with_another_cache_gets_whole_prompts(
         (torch.bfloat16, 0.08, True),
     ],
 )
-def test_logits_may_differ_by_the_rounding_of_their_dtype(dtype, by, refused, caplog):
+def test_logits_may_differ_by_the_rounding_of_their_dtype(
+    model, dtype, by, refused, caplog
+):
     def scale(_, __, options, output):
         output.logits = output.logits * (1 + by * bool(options["use_cache"]))
 
-    model = MODELS["grouped queries"]().to(dtype)
-    model.register_forward_hook(scale, with_kwargs=True)
+    model.to(dtype).register_forward_hook(scale, with_kwargs=True)
     ask(model, haystacks(model, 1))
     assert ("every prompt is processed whole" in caplog.text) == refused
 
@@ -235,8 +238,7 @@ def test_only_other_caches_and_moving_frequencies_need_whole_prompts(
     assert (reason or "") in caplog.text
 
 
-def test_a_wrapped_model_is_read_once(caplog):
-    model = MODELS["grouped queries"]()
+def test_a_wrapped_model_is_read_once(model, caplog):
     made = haystacks(model)
     expected = ask(model, made)
     wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
@@ -246,8 +248,7 @@ def test_a_wrapped_model_is_read_once(caplog):
     assert not caplog.records
 
 
-def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
-    model = MODELS["grouped queries"]()
+def test_nan_logits_and_a_tokenizer_of_another_model_are_refused(model):
     (made,) = haystacks(model, 1)
     strange = replace(made.asked[40][0], answer=torch.tensor([VOCABULARY]))
     with pytest.raises(
@@ -263,9 +264,8 @@ def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
 # Resuming
 
 
-def test_a_killed_run_resumes_with_the_missing_haystacks(tmp_path):
-    model, folder = MODELS["grouped queries"](), tmp_path / "new" / "kept"
-    made = haystacks(model, 4)
+def test_a_killed_run_resumes_with_the_missing_haystacks(model, tmp_path):
+    made, folder = haystacks(model, 4), tmp_path / "new" / "kept"
     expected = ask(model, made)
 
     def killed(done, total):

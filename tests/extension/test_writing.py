@@ -32,6 +32,7 @@ from ropepatch.extension import verification
 from ropepatch.extension import writing as checkpoint_module
 from ropepatch.extension.record import stated_by_card
 from ropepatch.extension.verification import probe_logits
+from ropepatch.files import read_json as read
 from ropepatch.model import weights as weights_module
 from ropepatch.model.weights import fingerprint, read_headers
 
@@ -58,10 +59,6 @@ def extend(source, out, method="yarn", *, link=False, include=()):
         plan(source, method), out, link=link, include=include
     )
     return copy.write(link=link).path
-
-
-def read(path):
-    return json.loads(path.read_text())
 
 
 def logits(model, length=TARGET):

@@ -140,12 +140,6 @@ def swapped():
     return model
 
 
-def remapped():
-    model = made(rope="default")
-    ropepatch.patch(model, "rerope", to=256)
-    return model
-
-
 SOUND = {
     "a copy of a patched model": lambda folder: copy.deepcopy(patched(method="yarn")),
     "patched by another method, rounded since": lambda folder: patched(method="ntk").to(
@@ -158,7 +152,7 @@ SOUND = {
         made(rope="dynamic"), 100, 20, 80
     ),
     "swapped": lambda folder: swapped(),
-    "remapped": lambda folder: remapped(),
+    "remapped": lambda folder: patched(method="rerope"),
     "no RoPE": lambda folder: tiny_model("gpt2"),
 }
 

@@ -8,8 +8,10 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
+import methods
 import pytest
 import yaml
+from checkpoint_folders import files_of
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -59,13 +61,6 @@ VERIFIED = {
     "compared": True,
     "difference": 0.0,
 }
-LONG = {"long_factor": [2.5] * 16}
-PARAMETERS = {
-    "custom": {"divisors": [1.5] * 16},
-    "abf": {"rope_theta": 80_000.0},
-    "longrope": LONG,
-    "longrope-switch": LONG | {"short_factor": [1.5] * 16},
-}
 COMMAND = "ropepatch extend tiny --to 1k --recipe mine --eval demo"
 TRAINED = [
     reading("floor", [0.41234, 0.39345, 0.38456]),
@@ -80,9 +75,8 @@ BASE, TRAINED_WEIGHTS = (TRAINED[k].model["weights"] for k in (1, 3))
 
 
 def record(method="yarn", base_model="tiny", **more):
-    plan = ropepatch.plan(
-        base_model, to=1024, method=method, **PARAMETERS.get(method, {})
-    )
+    parameters = methods.example(method, 16).parameters()
+    plan = ropepatch.plan(base_model, to=1024, method=method, **parameters)
     return Record.of(plan).amended(verified=VERIFIED, **more)
 
 
@@ -533,10 +527,6 @@ def test_no_name_breaks_the_card(name):
 # The file
 
 
-def contents(folder):
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 def test_a_card_is_written_again_to_the_byte(copied, monkeypatch):
     *figures, card = write_card(copied, "me/tiny-1k")
     assert [file.stem for file in figures] == ["perplexity", "retrieval"]
@@ -544,9 +534,9 @@ def test_a_card_is_written_again_to_the_byte(copied, monkeypatch):
         assert file.read_bytes().startswith(b"\x89PNG")
         caption = rf"!\[[^\]]{{20,}}\]\(evaluation/{file.name}\)"
         assert re.search(caption, card.read_text())
-    first = contents(copied)
+    first = files_of(copied)
     write_card(copied, "me/tiny-1k")
-    assert contents(copied) == first
+    assert files_of(copied) == first
 
     def full(file):
         raise OSError(28, "No space left on device")
@@ -555,7 +545,7 @@ def test_a_card_is_written_again_to_the_byte(copied, monkeypatch):
         patching.setattr(writing, "whole_file", full)
         with pytest.raises(RopepatchError, match=r"README\.md: No space left"):
             write_card(copied, "me/other")
-    assert contents(copied) == first
+    assert files_of(copied) == first
 
 
 def test_a_card_of_other_weights_claims_nothing(copied, monkeypatch):
@@ -576,9 +566,9 @@ def test_a_card_of_other_weights_claims_nothing(copied, monkeypatch):
 
 def test_a_card_of_the_user_is_never_touched(copied, tmp_path):
     (copied / "README.md").write_bytes(b"---\nlicense: mit\n---\n# Mine\xff\n")
-    before = contents(copied)
+    before = files_of(copied)
     assert write_card(copied) == []
-    assert contents(copied) == before
+    assert files_of(copied) == before
     (copied / "README.md").unlink()
     (copied / "evaluation" / "0.json").write_text("{")
     for place in (tmp_path, copied):  # no record, a damaged result

@@ -9,12 +9,14 @@ import torch
 from checkpoint_folders import PAIRS, VOCABULARY, contents, edit_json, write_checkpoint
 from methods import example
 from oldest import needs
+from run_recipes import record_of
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.files import read_json
 from ropepatch.publishing import folding
 from ropepatch.publishing.folding import fold_attention
 
@@ -76,12 +78,8 @@ def extension_of(model, place):
     return extended(place / "source", place / "made")
 
 
-def record(folder):
-    return json.loads((folder / "ropepatch.json").read_text())
-
-
 def test_the_factor_becomes_1_in_every_key(folded):
-    config = json.loads((folded / "config.json").read_text())
+    config = read_json(folded / "config.json")
     for parameters in (config["rope_parameters"], config["rope_scaling"]):
         factors = (
             parameters.get(key, 1.0)
@@ -97,7 +95,7 @@ def test_the_factor_becomes_1_in_every_key(folded):
 
 
 def test_only_queries_grow_by_the_square_of_the_factor(yarn, folded):
-    a = record(yarn)["attention_factor"]
+    a = record_of(yarn)["attention_factor"]
     before, after = weights(yarn), weights(folded)
     assert before.keys() == after.keys()
     for name, tensor in before.items():
@@ -153,15 +151,15 @@ def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path
         ropepatch.plan("tiny", to=1024), tmp_path / "made", reading=False
     ).folder
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
-    assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
+    assert read_json(made / "config.json")["dtype"] == "float32"
     out = fold_attention(made, tmp_path / "out")
     queries = [tensor for name, tensor in weights(out).items() if "q_proj" in name]
     assert {tensor.dtype for tensor in queries} == {torch.float32}
-    assert float(record(out)["verified"]["logits"].split()[1]) < 1e-5
+    assert float(record_of(out)["verified"]["logits"].split()[1]) < 1e-5
 
 
 def test_the_record_stays_that_of_the_extension(yarn, folded):
-    before, after = record(yarn), record(folded)
+    before, after = record_of(yarn), record_of(folded)
     assert after["folded_attention_factor"] == before["attention_factor"] > 1
     assert after["attention_factor"] == 1
     for key in ("method", "target", "original_max_position_embeddings", "model"):
@@ -175,12 +173,12 @@ def test_the_record_drops_what_no_longer_holds(yarn, tmp_path):
     measured = Path(shutil.copytree(yarn, tmp_path / "measured"))
     evaluation = {"model": "x", "trained": 64, "target": 256, "tasks": []}
     edit_json(measured / "ropepatch.json", evaluation=evaluation, command="x")
-    kept = record(fold_attention(measured, tmp_path / "out"))
+    kept = record_of(fold_attention(measured, tmp_path / "out"))
     assert not {"evaluation", "command"} & kept.keys()
     (measured / "ropepatch.json").unlink()  # as one that ropepatch did not make
     out = fold_attention(measured, tmp_path / "again")
     assert largest_difference(measured, out) < 1e-5
-    assert record(out)["folded_attention_factor"] > 1
+    assert record_of(out)["folded_attention_factor"] > 1
 
 
 def refused(source, tmp_path):
@@ -246,7 +244,7 @@ def test_rounding_of_a_bfloat16_model_is_no_fault(tmp_path):
     out = fold_attention(made, tmp_path / "out")
     assert {tensor.dtype for tensor in weights(out).values()} == {torch.bfloat16}
     assert largest_difference(made, out) > 0.05
-    assert record(out)["verified"]["difference"] > 0.01
+    assert record_of(out)["verified"]["difference"] > 0.01
 
 
 def test_a_norm_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
@@ -264,4 +262,4 @@ def test_the_export_command_prints_the_factor_and_logits(yarn, tmp_path, run_her
     as_json = run_here(
         "export", yarn, "--fold-attention", "--out", tmp_path / "again", "--json"
     )
-    assert json.loads(as_json.stdout) == record(tmp_path / "again")
+    assert json.loads(as_json.stdout) == record_of(tmp_path / "again")

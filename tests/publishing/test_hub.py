@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_folders import RECORDS, edit_json, write_checkpoint
+from checkpoint_folders import RECORDS, edit_json, files_of, write_checkpoint
 from checkpoint_folders import contents as everything
 from hub_server import Hub, serving, speak_to
 from safetensors.numpy import save_file
@@ -90,14 +90,6 @@ def hub(monkeypatch):
     with serving(Hub(token=TOKEN)) as hub:
         speak_to(hub, monkeypatch, TOKEN)
         yield hub
-
-
-def files_of(folder):
-    return {
-        path: data
-        for path, (_, data) in everything(folder).items()
-        if (folder / path).is_file()
-    }
 
 
 def refused(folder, repo=NAME, **options):

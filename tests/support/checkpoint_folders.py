@@ -53,14 +53,9 @@ def write_checkpoint(folder, *, by_bytes=False, max_shard_size="1GB", **fields):
     return folder
 
 
-def edit_json(path, *, drop=(), **values):
-    """Replace or drop top-level keys of a JSON file."""
-    content = {
-        key: value
-        for key, value in json.loads(path.read_text()).items()
-        if key not in drop
-    }
-    path.write_text(json.dumps(content | values))
+def edit_json(path, **values):
+    """Replace top-level keys of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def contents(folder):
@@ -71,6 +66,15 @@ def contents(folder):
             path.read_bytes() if path.is_file() else b"",
         )
         for path in sorted(folder.rglob("*"))
+    }
+
+
+def files_of(folder):
+    """The bytes of every file below a folder, by relative path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
     }
 
 

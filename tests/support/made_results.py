@@ -208,6 +208,12 @@ def scoring(label, scores, *, method=None):
     return result_of("lm-eval", label, rows, parameters, method=method)
 
 
+def of(results, task, label):
+    """The one result of a task with this label."""
+    (found,) = (one for one in results if (one.task, one.label) == (task, label))
+    return found
+
+
 def fine_tuned(result):
     """The same result for fine-tuned weights."""
     weights = {"weights": "sha256:4567", "fine_tuned_from": result.model["weights"]}

@@ -57,8 +57,15 @@ def steps_with(folder, *keys):
     return [row["step"] for row in history_of(folder) if {*keys} <= row.keys()]
 
 
-def weights(folder):
-    return load_file(folder / "model.safetensors")
+def changed_weights(source, folder, dtype=torch.float32):
+    """The names of the weights that a training changed; none is new or missing."""
+    before, after = (load_file(at / "model.safetensors") for at in (source, folder))
+    assert before.keys() == after.keys()
+    return {
+        name
+        for name, weight in before.items()
+        if not torch.equal(weight.to(dtype), after[name])
+    }
 
 
 def test_what_comes_out_loads_in_stock_transformers_at_the_target(fine_tuned):
@@ -69,13 +76,7 @@ def test_what_comes_out_loads_in_stock_transformers_at_the_target(fine_tuned):
     assert (verified["logits"], verified["difference"]) == ("equal", 0.0)
     assert [path.name for path in fine_tuned.parent.iterdir()] == [fine_tuned.name]
     assert read_recipe(str(fine_tuned / "training" / "recipe.yaml")) == small_recipe()
-    before, after = load_file(TINY / "model.safetensors"), weights(fine_tuned)
-    assert before.keys() == after.keys()
-    changed = {
-        name.split(".")[-2]
-        for name in before
-        if not torch.equal(before[name].float(), after[name])
-    }
+    changed = {name.split(".")[-2] for name in changed_weights(TINY, fine_tuned)}
     norms = {"input_layernorm", "post_attention_layernorm", "norm"}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"} | norms
 
@@ -349,13 +350,9 @@ def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
 )
 def test_whole_trained_weights_are_written_and_embeddings_stay_tied(tmp_path, lora):
     folder = train(tmp_path / "out", lora=lora, trainer={"max_steps": 3}).path
-    before, after = load_file(TINY / "model.safetensors"), weights(folder)
-    assert before.keys() == after.keys()
-    changed = {
-        name for name in before if not torch.equal(before[name].float(), after[name])
-    }
+    changed = changed_weights(TINY, folder)
     assert "model.embed_tokens.weight" in changed
-    assert lora or changed == before.keys()
+    assert lora or changed == load_file(TINY / "model.safetensors").keys()
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert record_of(folder)["verified"]["logits"] == "equal"
@@ -523,7 +520,7 @@ def test_a_qlora_adapter_is_merged_into_the_unquantised_weights(tmp_path, monkey
     # Or it repacks the weights in the first evaluation, and has no gradient of that.
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
     source = tiny_with(tmp_path / "source", dtype="bfloat16")
-    plan = ropepatch.plan(source, to=512, method="yarn")
+    plan = scaled(source)
     recipe = small_recipe(
         quantization="4bit",
         gradient_checkpointing=True,
@@ -537,11 +534,11 @@ def test_a_qlora_adapter_is_merged_into_the_unquantised_weights(tmp_path, monkey
         if isinstance(part, bitsandbytes.nn.Linear4bit)
     ]
     assert [layer.weight.quant_type for layer in layers] == ["nf4"] * 4 * 7
-    before, after = load_file(source / "model.safetensors"), weights(folder)
-    changed = {
-        name for name in before if not torch.equal(before[name].bfloat16(), after[name])
+    assert changed_weights(source, folder, torch.bfloat16) == {
+        name
+        for name in load_file(source / "model.safetensors")
+        if "norm" in name or "self_attn" in name
     }
-    assert changed == {name for name in before if "norm" in name or "self_attn" in name}
     assert record_of(folder)["verified"]["logits"] == "equal"
 
 

@@ -6,6 +6,7 @@ import weakref
 from contextlib import nullcontext
 
 import pytest
+from made_results import of
 from safetensors.torch import load_file, save_file
 
 import ropepatch
@@ -74,13 +75,6 @@ def after(results, trained, tmp_path_factory):
             SUITE, PLAN, trained, label="yarn + mine", out=out, progress=only_mine
         )
     )
-
-
-def of(results, task, label):
-    (result,) = (
-        result for result in results if (result.task, result.label) == (task, label)
-    )
-    return result
 
 
 def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
