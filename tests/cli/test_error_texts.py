@@ -5,7 +5,6 @@ import errno
 import inspect
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,8 +26,6 @@ from ropepatch.verbs.extend import Extension
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300
 RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'
-
-Damage = Callable[[Path], object]
 
 
 def config(**values):
@@ -87,11 +84,6 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
         "EXTEND --method longrope --set long_factor=1,x",
         None,
         "longrope: long_factor[1] must be a valid number, got 'x'",
-    ),
-    (
-        "EXTEND",
-        config(is_encoder_decoder=True),
-        "config.json describes an encoder-decoder",
     ),
     (
         "EXTEND",

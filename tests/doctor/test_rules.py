@@ -2,7 +2,6 @@
 
 import copy
 import json
-from typing import Any
 
 import pytest
 from damage import PUBLISHED, damages
@@ -17,7 +16,6 @@ from ropepatch.model.config import Config
 # As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-Values = dict[str, Any]
 CONFIGS = {
     entry["name"]: Facts(Config(entry["config"]), entry.get("tokenizer") or {})
     for entry in PUBLISHED
@@ -39,7 +37,7 @@ YARN, LONGROPE, YARN_LLAMA = (
     "Yarn-Llama-2-7b-64k",
 )
 VICUNA, AFM, PHI = "vicuna-7b-v1.5-16k", "AFM-4.5B", "Phi-3-mini-128k"
-LFM, QWEN_3_5 = "LFM2.5-VL-1.6B", "Qwen3.6-35B-A3B"
+LFM = "LFM2.5-VL-1.6B"
 DUAL, LIMIT = "dual_chunk_attention_config", "model_max_length"
 ORIGINAL, WINDOW, THETA = (
     "original_max_position_embeddings",
@@ -53,7 +51,7 @@ FOURFOLD = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 TWICE = {NEWER: FOURFOLD | {THETA: 1e6}, OLDER: FOURFOLD}
 SHAPE = {"hidden_size": 4096, "num_hidden_layers": 36, LIMIT: ...}  # of Qwen3-8B
-ONES, FOURS = [1.0] * 64, [4.0] * 64
+ONES = [1.0] * 64
 NO_FACTOR = {"*/attention_factor": ..., "*/short_mscale": ..., "*/long_mscale": ...}
 
 # A code and its severity, a configuration, what fires the rule, a near change that does not, and the repair.

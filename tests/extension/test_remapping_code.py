@@ -37,7 +37,6 @@ from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.config import Config
 from ropepatch.publishing.folding import fold_attention
 
-WEIGHTS = "model.safetensors"
 SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
 LATE = {"window": 8, "log_n": True, "attention_factor": 1.2}
 # One of every kind: also layers without rotation, and RoPE by layer type; the others run in the sweep
