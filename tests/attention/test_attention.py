@@ -1,13 +1,10 @@
 """Remapped and encoded attention computes only the scores of visible keys."""
 
-from typing import Any
-
 import pytest
 import torch
 from swaps import apart, logits, put
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch.attention import modeling_position_remapping as modeling
@@ -21,9 +18,7 @@ class Computed(TorchDispatchMode):
 
     softmax = products = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._softmax.default:
             self.softmax += out.numel()
@@ -35,7 +30,7 @@ class Computed(TorchDispatchMode):
 
 
 @pytest.fixture(params=["alibi", "shaw", "rerope", "dca"])
-def model(request) -> PreTrainedModel:
+def model(request):
     model = tiny_model("llama", max_position_embeddings=16)
     put(model, request.param)
     return model

@@ -9,7 +9,7 @@ from remapping_oracle import ORACLE, SMALL, distances
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ropepatch import RopepatchError
-from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
+from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.attention.modeling_position_remapping import temperature
 
 # Rows from the papers, computed by hand: a query at m, and its distances to n = 0 to m.
@@ -29,14 +29,14 @@ GOLDEN = [
 ]
 
 
-def distances_and_counts(one: Remapping, length: int) -> tuple[np.ndarray, np.ndarray]:
+def distances_and_counts(one, length):
     """The distances of all pairs, NaN where masked, and the number of bands that contain each pair."""
     places = torch.arange(length)
     count = sum(band.holds(places, places).numpy().astype(int) for band in one.bands())
     return one.read_at(places, places).numpy(), count
 
 
-def formula_parameters(one: Remapping) -> dict:
+def formula_parameters(one):
     return {
         name: value
         for name, value in one.parameters().items()

@@ -1,7 +1,5 @@
 """Every position encoding equals a slow oracle, and transformers where it has the same encoding."""
 
-from typing import Any
-
 import encoding_oracle as oracle
 import numpy as np
 import pytest
@@ -11,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swaps import apart, cast, logits, put
 from tiny_models import tiny_model
-from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -26,7 +22,7 @@ from ropepatch.encodings.encoding import (
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
 
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
+VARIANTS = [
     *((name, {}) for name in ENCODINGS),
     ("sinusoidal", {"base": 50.0}),
     ("shaw", {"clip": 1}),
@@ -47,9 +43,7 @@ IDS = torch.randint(3, 120, (2, 9), generator=torch.Generator().manual_seed(1))
 SEEN = torch.ones_like(IDS)
 
 
-def check_formula(
-    model: PreTrainedModel, name: str, parameters: dict[str, Any], **known: Any
-) -> None:
+def check_formula(model, name, parameters, **known):
     """Compare the logits with those of the formula, in which `known` values of a `Case` replace others."""
     with put(model, name, **parameters) as handle:
         got = logits(model, IDS, position_ids=POSITIONS, attention_mask=SEEN)
@@ -140,10 +134,10 @@ def test_tensors_saved_for_backward_grow_linearly_with_tokens(model, name, monke
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 12)
     put(model, name)
 
-    def saved(tokens: int) -> int:
-        sizes: list[int] = []
+    def saved(tokens):
+        sizes = []
 
-        def note(tensor: Tensor) -> Tensor:
+        def note(tensor):
             sizes.append(tensor.numel())
             return tensor
 

@@ -1,13 +1,10 @@
 """Remapped and swapped models give the same logits in chunks, with padding, packed, or in one pass."""
 
-from typing import Any
-
 import pytest
 import torch
 from loss_models import Largest
 from swaps import IDS, ONE, apart, every_change, logits, put, sliding
 from tiny_models import into
-from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from ropepatch import ENCODINGS
@@ -25,7 +22,7 @@ MASKS = {  # of the second row
 }
 
 
-def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
+def cached(model, sizes, cache=None):
     """The logits of `ONE`, processed in pieces with a KV cache."""
     cache = cache or DynamicCache(config=model.config)
     return torch.cat(
@@ -159,7 +156,7 @@ def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(
 def test_gradients_do_not_depend_on_blocks_or_checkpointing(model, name, monkeypatch):
     """A forward pass of another text before the backward pass changes none of them."""
 
-    def gradients(forward_between: bool = False) -> list[Tensor]:
+    def gradients(forward_between=False):
         model.zero_grad()
         loss = model(IDS, labels=IDS, use_cache=False).loss
         if forward_between:

@@ -1,13 +1,10 @@
 """Invariants of tiny random models with a position remapping or a swapped encoding."""
 
-from typing import Any
-
 import pytest
 import torch
 from families import every_family
 from swaps import ONE, TRAINED, apart, every_change, logits, lora, put
 from tiny_models import tiny_model
-from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -16,7 +13,7 @@ from ropepatch.encodings import make_encoding
 from ropepatch.encodings.swapping import swap, swapped
 
 
-def traces(model: PreTrainedModel) -> dict[str, Any]:
+def traces(model):
     """All parts of a model that a change may touch."""
     return {
         "modules": [id(module) for module in model.modules()],
@@ -174,7 +171,7 @@ def test_a_rejected_encoding_leaves_the_model_unchanged(model, encoding, paramet
 # Other architectures
 
 
-def with_unequal_channels(model: PreTrainedModel) -> PreTrainedModel:
+def with_unequal_channels(model):
     """Make norm weights and biases differ between channels, so that their order matters."""
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():

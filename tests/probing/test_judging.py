@@ -3,7 +3,6 @@
 import copy
 import functools
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,7 +44,7 @@ def checkpoint(request, tmp_path_factory):
     """A real checkpoint extended by a method and a factor, and its fingerprint; each computed once."""
 
     @functools.cache
-    def made(name: str = "babyllama-361", method: str = "yarn", factor: float = 4):
+    def made(name="babyllama-361", method="yarn", factor=4):
         source = name
         if name != "tiny":
             source = request.getfixturevalue("shared") / "checkpoints" / name
@@ -64,7 +63,7 @@ def tops_of(engine, reading):
     return engine.tops(reading.ids[:-1], reading.positions)
 
 
-def answers(folder: Path, reading, *, count: int = 20, **engine):
+def answers(folder, reading, *, count=20, **engine):
     key = tuple(engine.items())
     if (folder, key) not in COMPUTED:
         COMPUTED[folder, key] = tops_of(Engine(folder, **engine), reading)
@@ -100,7 +99,7 @@ def test_truncated_prompts_are_reported_and_missing_answers_are_undecided(checkp
         assert judge(reading, tops).verdict == UNDECIDED
 
 
-def up_to(limit: int, tops, reading):
+def up_to(limit, tops, reading):
     return [
         top if at <= limit else None
         for top, at in zip(tops, reading.positions, strict=True)
