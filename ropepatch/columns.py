@@ -7,7 +7,7 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import requiring
 
 _state = random.getstate()  # rich draws from it when it is first imported
 from rich.console import Console as Console  # noqa: E402  # while the random state is saved
@@ -62,10 +62,6 @@ def as_text(parts: Iterable[str | Table], width: int = UNFOLDED) -> str:
 
 def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:
     """A pandas frame of rows."""
-    try:
+    with requiring("a frame", "pandas"):
         from pandas import DataFrame
-    except ImportError as error:
-        raise RopepatchError(
-            "a frame needs pandas", hint="pip install pandas"
-        ) from error
     return DataFrame(list(rows))

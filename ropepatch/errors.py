@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 MOST = 1000  # characters of a message
+LONGEST = 10_000  # characters of a line
 
 
 def in_python(name: str, value: str = "") -> str:
@@ -47,6 +48,11 @@ def printable(text: str, most: int = MOST) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def printable_lines(text: str) -> str:
+    """Make every line of a text `printable`."""
+    return "\n".join(printable(line, LONGEST) for line in text.split("\n"))
+
+
 def plain(number: float) -> str:
     """Write a number with all digits of its whole part, which `:g` rounds to six."""
     if float(number).is_integer() and abs(number) < 1e15:
@@ -79,3 +85,19 @@ class RopepatchError(Exception):
         if hint:
             # Shown by a traceback, for example in a notebook
             self.add_note(f"hint: {self.hint}")
+
+
+@contextmanager
+def requiring(purpose: str, package: str) -> Iterator[None]:
+    """Turn a failed import within the block into an error that says what to install.
+
+    Args:
+        purpose: What needs the import.
+        package: The argument of `pip install`.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise RopepatchError(
+            f"{purpose} needs {error.name or error}", hint=f'pip install "{package}"'
+        ) from error

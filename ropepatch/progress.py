@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, printable_lines
 from ropepatch.processes import Processes, is_first
 
 Item = TypeVar("Item")
@@ -20,7 +20,6 @@ Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a 
 
 WEIGHTS = "weights"  # the stage that copies them, with progress in bytes
 EVERY = 60.0  # seconds between two lines without a bar
-LONGEST = 10_000  # characters of a line
 
 
 def silent(line: str) -> None:
@@ -30,9 +29,8 @@ def silent(line: str) -> None:
 def say_on_stderr(text: str) -> None:
     """Write lines to stderr, only from the first of several processes."""
     if is_first():
-        lines = [f"{printable(line, LONGEST)}\n" for line in text.split("\n")]
         with suppress(OSError):  # the terminal was closed, and the work goes on
-            sys.stderr.write("".join(lines))
+            sys.stderr.write(f"{printable_lines(text)}\n")
             sys.stderr.flush()
 
 

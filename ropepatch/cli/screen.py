@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ropepatch.errors import printable
-from ropepatch.progress import LONGEST, bar, no_bar, say_on_stderr, warn_on_stderr
+from ropepatch.errors import printable_lines
+from ropepatch.progress import bar, no_bar, say_on_stderr, warn_on_stderr
 
 
 def command_line() -> str:
@@ -47,7 +47,7 @@ def print_text(text: str) -> None:
     import textwrap
 
     width = screen_width()
-    for line in (printable(line, LONGEST) for line in text.split("\n")):
+    for line in printable_lines(text).split("\n"):
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         print(
             line

@@ -7,19 +7,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ropepatch.errors import printable
-from ropepatch.progress import LONGEST
+from ropepatch.errors import printable_lines
 
 
 class _PrintableRecord(logging.LogRecord):
     """A log record without control characters."""
 
     def getMessage(self) -> str:  # noqa: N802  # logging calls it by this name
-        return _printable_lines(super().getMessage())
-
-
-def _printable_lines(text: str) -> str:
-    return "\n".join(printable(line, LONGEST) for line in text.split("\n"))
+        return printable_lines(super().getMessage())
 
 
 @contextmanager
@@ -27,7 +22,7 @@ def printable_logs() -> Iterator[None]:
     """Within the block escape log lines and warnings of all libraries."""
     record, format_warning = logging.getLogRecordFactory(), warnings.formatwarning
     logging.setLogRecordFactory(_PrintableRecord)
-    warnings.formatwarning = lambda *words, **more: _printable_lines(
+    warnings.formatwarning = lambda *words, **more: printable_lines(
         format_warning(*words, **more)
     )
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, requiring
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import Row
 from ropepatch.model.head import evaluating
@@ -70,12 +70,8 @@ def run_tasks(
 
 
 def _lm_eval(module: str) -> Any:
-    try:
+    with requiring("a task of lm-eval", "ropepatch[eval]"):
         return import_module(module)
-    except ImportError as error:
-        raise RopepatchError(
-            "lm-eval is needed to run its tasks", hint='pip install "ropepatch[eval]"'
-        ) from error
 
 
 @contextmanager

@@ -101,6 +101,12 @@ class Measure(NamedTuple):
     better: Literal[-1, 0, 1] = 0
     share: bool = False
 
+    def interval(self, row: Row) -> str:
+        """The interval of a row as text; empty if there is none."""
+        if row.low is None or row.high is None:
+            return ""
+        return f"{self.text(row.low)} to {self.text(row.high)}"
+
 
 MEASURES: dict[str, Measure] = {
     "loss": Measure("Loss (nats/token)", "{:z.3f}".format, -1),
@@ -152,10 +158,7 @@ class Row:
     @property
     def interval(self) -> str:
         """Its interval as text; empty if there is none."""
-        if self.low is None or self.high is None:
-            return ""
-        text = measure_of(self.measure).text
-        return f"{text(self.low)} to {text(self.high)}"
+        return measure_of(self.measure).interval(self)
 
     @property
     def text(self) -> str:

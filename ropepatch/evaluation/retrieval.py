@@ -208,13 +208,11 @@ def why_not_counted(
     )
 
 
-def effective_length(
-    found: Mapping[int, float], threshold: float = THRESHOLD
-) -> int | None:
-    """The greatest length up to which the accuracy is at least the threshold at all lengths."""
+def effective_length(found: Mapping[int, float]) -> int | None:
+    """The greatest length up to which the accuracy is at least `THRESHOLD` at all lengths."""
     reached = None
     for length in sorted(found):
-        if found[length] < threshold:
+        if found[length] < THRESHOLD:
             break
         reached = length
     return reached
@@ -297,7 +295,8 @@ def plan_haystacks(
 
     See `Haystacks.by_default`.
     """
-    settings["chat"] = chat_parts(tokenizer) if chat else ("", " ")
+    if chat:
+        settings["chat"] = chat_parts(tokenizer)
     if kinds is None:
         return Haystacks.by_default(tokenizer, within, **settings)
     return Haystacks(**settings, kinds=tuple(kinds)), {}

@@ -467,14 +467,8 @@ class RetrievalTask(Task):
         """The first documents of the text around the keys."""
         if self.text is None:
             return None
-        documents = stream_documents(self.text, field=self.field, split=self.split)
-        texts = [one for one in islice(documents, DOCUMENTS) if isinstance(one, str)]
-        if not texts:
-            raise RopepatchError(
-                f"{self.text} contains token ids, expected text",
-                hint="use a text, or leave it out",
-            )
-        return texts
+        texts = stream_texts(self.text, field=self.field, split=self.split)
+        return list(islice(texts, DOCUMENTS))
 
     def with_text(self, source: dict[str, Any]) -> Task:
         """The task with another text, if it quotes one."""

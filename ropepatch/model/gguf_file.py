@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, requiring
 from ropepatch.files import check_regular
 from ropepatch.model.weights import Progress
 
@@ -208,12 +208,8 @@ def _gguf_code(path: Path) -> Iterator[None]:
     """Convert the errors of the package to one line."""
     try:
         check_regular(path)
-        with np.errstate(all="raise"):
+        with requiring("GGUF", "ropepatch[gguf]"), np.errstate(all="raise"):
             yield
-    except ImportError as error:
-        raise RopepatchError(
-            f"GGUF needs {error.name}", hint='pip install "ropepatch[gguf]"'
-        ) from error
     except OSError as error:
         reason = error.strerror or error
         raise RopepatchError(f"cannot read {path}: {reason}", hint=AGAIN) from error

@@ -10,18 +10,14 @@ if TYPE_CHECKING:
     from ropepatch.report.tables import Table
 
 
-def markdown_table(table: Table, marked: str | None = None, note: str = "") -> str:
-    """A table in Markdown.
-
-    Args:
-        table: The table.
-        marked: The name of a method that is bold.
-        note: Text after that name.
-    """
+def markdown_table(table: Table, own: str) -> str:
+    """A table in Markdown, with the name of the checkpoint's own result in bold."""
     rows = []
     for row in table.rows:
         name, *cells = (plain(cell.line()) for cell in row)
-        rows.append([f"**{name}**{note}" if row[0].text == marked else name, *cells])
+        if row[0].text == own:
+            name = f"**{name}** (this checkpoint)"
+        rows.append([name, *cells])
     return markdown_rows([plain(head) for head in table.heads], rows)
 
 

@@ -208,11 +208,8 @@ def _cells(rows: Mapping[str, Row], measure: Measure | None) -> dict[str, Cell]:
     for name, row in rows.items():
         cells[name] = MISSING
         if row.value is not None:
-            is_best = row.value == best
-            interval = ""
-            if row.low is not None and row.high is not None:
-                interval = f"{measure.text(row.low)} to {measure.text(row.high)}"
-            cells[name] = Cell(measure.text(row.value), interval, row.value, is_best)
+            text, is_best = measure.text(row.value), row.value == best
+            cells[name] = Cell(text, measure.interval(row), row.value, is_best)
     return cells
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, requiring
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record, put
 from ropepatch.files import read_json
@@ -109,12 +109,8 @@ class Weights:
 
 
 def _peft() -> Any:
-    try:
+    with requiring("an adapter", "ropepatch[train]"):
         return import_module("peft")
-    except ImportError as error:
-        raise RopepatchError(
-            "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
-        ) from error
 
 
 @contextmanager

@@ -143,8 +143,7 @@ class QuestionRows:
         kinds: Sequence[str],
         seed: int,
     ) -> None:
-        self.kinds = list(kinds)
-        self.digest = key_of((store.digest, begin, self.kinds, VERSION, seed))
+        self.digest = key_of((store.digest, begin, list(kinds), VERSION, seed))
         pieces = torch.split(store.ids(begin, min(begin + AROUND, len(store))), PIECE)
         texts = [
             str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces

@@ -82,6 +82,7 @@ def read_supply(run: Run) -> Supply:
         notes.append(f"held out: {store.report}")
         pieces, _ = held_out(store, length, count, first)
     streams: list[Stream] = []
+    taught: list[str] = []
     for number, source in enumerate(recipe.data.sources):
         seed = seed_of(recipe.seed, "source", number)
         tokens = schedule.tokens(number)
@@ -112,6 +113,7 @@ def read_supply(run: Run) -> Supply:
         elif source.generated != QUESTIONS:
             streams.append(GeneratedRows(source.generated, tokenizer, seed))
         elif kinds := _answered(run):
+            taught = sorted(kinds)
             # `Recipe.check` requires a text before it
             notes.append(f"kinds of training questions: {', '.join(kinds)}")
             streams.append(QuestionRows(store, begin, tokenizer, kinds, seed))
@@ -132,14 +134,8 @@ def read_supply(run: Run) -> Supply:
         seed=recipe.seed,
     )
     texts = [stream.digest for stream in streams]
-    taught = {
-        kind
-        for stream in streams
-        if isinstance(stream, QuestionRows)
-        for kind in stream.kinds
-    }
     key = key_of((texts, digest(pieces)))[:16]
-    return Supply(key, batches, pieces, notes, sorted(taught))
+    return Supply(key, batches, pieces, notes, taught)
 
 
 def _answered(run: Run) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument, requiring
 from ropepatch.extension.planning import Plan, check_bare
 from ropepatch.extension.planning import plan as plan_of
 from ropepatch.files import check_writable
@@ -96,11 +96,8 @@ def train(
             f"{argument('field')} and {argument('split')} need {argument('text')}",
             hint="add the text, or leave them out",
         )
-    try:
+    with requiring("a training", "ropepatch[train]"):
         from ropepatch.training.fine_tuning import fine_tune
-    except ImportError as error:
-        hint = 'pip install "ropepatch[train]"'
-        raise RopepatchError(f"a training needs {error.name}", hint=hint) from error
     named, settings = "recipe", recipe
     if not isinstance(settings, Recipe):
         named = name_of(os.fspath(settings))

@@ -255,7 +255,7 @@ def test_unknown_tasks_are_refused_with_the_nearest_name(tiny):
     [
         ("raise ConnectionError('no route\\nmore')", r"(?m)wheel: no route$"),
         ("import a_package_of_none", "wheel: No module named 'a_package_of_none'"),
-        (None, r"lm-eval is needed(?s:.*)ropepatch\[eval\]"),
+        (None, r"a task of lm-eval needs lm_eval(?s:.*)ropepatch\[eval\]"),
     ],
 )
 def test_missing_data_or_packages_are_an_error_of_one_line(

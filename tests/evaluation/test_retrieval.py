@@ -377,7 +377,7 @@ def test_a_task_asks_tiny_for_one_key_within_a_limit(tiny):
 
 def test_a_text_of_token_ids_holds_no_needles(tiny, tmp_path):
     (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
-    with pytest.raises(RopepatchError, match="contains token ids"):
+    with pytest.raises(RopepatchError, match="holds token ids"):
         prepared(tiny, text=str(tmp_path / "ids.jsonl"))
 
 

@@ -66,13 +66,14 @@ def entry_of(
     # Pages are shared
     shown = source.name if source.revision else source.folder.resolve().name
     shown = "tiny" if source.folder == TINY else shown
-    entry = {
+    return {
         "name": Path(shown).name,
         "title": title or shown,
         "model": shown,
         "source": "its config.json",
+        "config": _rope_part(source),
+        "rope": rope_entry(source),
     }
-    return entry | {"config": _rope_part(source), "rope": rope_entry(source)}
 
 
 def rope_entry(source: Checkpoint) -> dict[str, Any]:

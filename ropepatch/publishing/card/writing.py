@@ -290,8 +290,7 @@ def warnings(model: Extended) -> list[str]:
 def tables(evidence: Evidence) -> str:
     """Return the tables of a comparison."""
     return "\n\n".join(
-        f"**{plain(one.caption)}**\n\n"
-        + markdown_table(one, marked=evidence.own, note=" (this checkpoint)")
+        f"**{plain(one.caption)}**\n\n{markdown_table(one, evidence.own)}"
         for one in tables_of(evidence.group)
     )
 

@@ -9,7 +9,7 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import printable, requiring
 from ropepatch.report.printers import one_line
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 6.4  # inches
+SHOWN = 30  # characters of a name
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the baseline
 # Okabe and Ito's
@@ -66,11 +67,9 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     return dict(zip(dict.fromkeys(labels), cycle(free), strict=False))
 
 
-def shown(text: str, limit: int = 30) -> str:
-    """The text on one line, shortened in the middle if it is longer than `limit`."""
-    line = one_line(text)
-    tail = (limit - 1) // 2
-    return line if len(line) <= limit else f"{line[: limit - 1 - tail]}…{line[-tail:]}"
+def shown(text: str) -> str:
+    """The text on one line, without the middle of a long one."""
+    return printable(one_line(text), SHOWN)
 
 
 def plain_log_axis(axes: Axes) -> None:
@@ -109,12 +108,8 @@ def drawn(figure: Figure, kind: str) -> bytes:
 @contextmanager
 def house_style() -> Iterator[None]:
     """Apply the style within the block, and restore matplotlib's settings afterwards."""
-    try:
+    with requiring("a figure", "ropepatch[plot]"):
         import matplotlib
-    except ImportError as error:
-        raise RopepatchError(
-            "figures need matplotlib", hint='pip install "ropepatch[plot]"'
-        ) from error
     with matplotlib.rc_context(STYLE):
         yield
 
