@@ -35,7 +35,7 @@ from ropepatch.model.head import (
 )
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing, deal_resumed
-from ropepatch.settings import whole_number
+from ropepatch.settings import key_of, whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -344,8 +344,7 @@ def batched(windows: Iterable[Window], tokens: int) -> list[list[Window]]:
 
 def key_of_batch(batch: list[Window]) -> str:
     """The key of the losses of a batch on disk, for one model."""
-    identities = repr([window.identity for window in batch])
-    return hashlib.sha256(identities.encode()).hexdigest()
+    return key_of([window.identity for window in batch])
 
 
 # Losses

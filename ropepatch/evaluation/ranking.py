@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ropepatch.attention import REMAPPINGS
@@ -74,7 +74,7 @@ class Ranked:
     answers: Mapping[str, Answers]
     better: tuple[str, ...] = ()
     worse: tuple[str, ...] = ()
-    taught: tuple[str, ...] = ()
+    taught: tuple[str, ...]
 
     @property
     def helps(self) -> bool:
@@ -133,11 +133,11 @@ class Ranking:
     original: int
     target: int
     rows: tuple[Ranked, ...]
-    remappings: tuple[str, ...] = ()
-    controls: tuple[str, ...] = ()
-    not_counted: Mapping[str, str] = field(default_factory=dict)
-    not_measured: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    remappings: tuple[str, ...]
+    controls: tuple[str, ...]
+    not_counted: Mapping[str, str]
+    not_measured: Mapping[str, str]
+    warnings: tuple[str, ...]
 
     @property
     def kinds(self) -> list[str]:

@@ -352,8 +352,7 @@ class Comparison:
     parameters: Mapping[str, Any]
     results: Mapping[str, Result]  # by a unique name; without the floor
     floor: Result | None  # the least possible loss, if it is known
-    # The original length, if extended without training
-    extended_from: int | None = None
+    extended_from: int | None  # the original length, if extended without training
 
     @property
     def history(self) -> str:

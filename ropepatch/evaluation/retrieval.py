@@ -340,12 +340,11 @@ def ask(
     model: PreTrainedModel,
     haystacks: Sequence[Haystack],
     *,
-    read_once: bool = True,
     keep: Path | None = None,
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
-    """The answers of a model to the questions of these haystacks, with the options of `Reader` and `retrieve`.
+    """The answers of a model to the questions of these haystacks, with the options of `retrieve`.
 
     In the folder ``keep`` are the answers to finished haystacks, from which the next call resumes.
     """
@@ -359,7 +358,7 @@ def ask(
         answered = deal_resumed(
             processes,
             haystacks,
-            Reader(model, read_once=read_once).answers,
+            Reader(model).answers,
             keys=[digest([haystack.ids]) for haystack in haystacks],
             sizes=[len(haystack.ids) for haystack in haystacks],
             keep=keep,
@@ -460,10 +459,9 @@ class Reader:
 
     Args:
         model: The model, in eval mode.
-        read_once: Process each prompt once; if False, every question is a prompt of its own.
     """
 
-    def __init__(self, model: PreTrainedModel, *, read_once: bool) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._device = model, input_device(model)
         self._on_cpu = self._device.type == "cpu"
         # Tokens that the questions of a batch see together
@@ -473,8 +471,9 @@ class Reader:
         self._cache = cache_keyword(model)
         # The lengths at which a whole prompt confirmed the cache
         self._checked: set[int] = set()
-        self._read_once = read_once
-        if read_once and (reason := self._reason()):
+        # Else every question is a prompt of its own
+        self._read_once = True
+        if reason := self._reason():
             self._read_whole(reason)
 
     def answers(self, haystack: Haystack) -> list[Scored]:

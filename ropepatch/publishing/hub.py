@@ -71,7 +71,7 @@ class Pushed:
     deleted: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-    card: str | None = None
+    card: str | None
 
     @property
     def num_bytes(self) -> int:

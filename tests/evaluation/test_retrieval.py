@@ -3,6 +3,7 @@
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from ropepatch.evaluation import retrieval
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.retrieval import (
     Answer,
+    Reader,
     Retrieval,
     answerable,
     ask,
@@ -101,6 +103,11 @@ def calls(model):
     hook.remove()
 
 
+def ask_whole(model, made):
+    with patch.object(Reader, "_cached", return_value=None):
+        return ask(model, made)
+
+
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -119,7 +126,7 @@ def test_answers_on_the_cache_are_those_to_whole_prompts(
         with calls(model) as once:
             cached = ask(model, made)
         with calls(model) as each:
-            whole = ask(model, made, read_once=False)
+            whole = ask_whole(model, made)
         monkeypatch.setattr(retrieval, "MOST_ROWS", 1)
         small = ask(model, made)
     assert apart(cached, whole) < 1e-4
@@ -131,17 +138,15 @@ def test_answers_on_the_cache_are_those_to_whole_prompts(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("read_once", [True, False])
-def test_an_answer_has_its_mean_log_prob(
-    read_once,
-):
+@pytest.mark.parametrize("answers", [ask, ask_whole])
+def test_an_answer_has_its_mean_log_prob(answers):
     model = MODELS["grouped queries"]()
     (made,) = haystacks(model, 1)
     whole = made.asked[90][1]
     half = replace(whole, answer=whole.answer.clone())
     half.answer[-1] = (half.answer[-1] + 1) % VOCABULARY
     short = replace(made, asked={40: [], 90: [whole, half], 150: []})
-    asked = ask(model, [short], read_once=read_once)
+    asked = answers(model, [short])
     for question, answer in zip((whole, half), asked.answers, strict=True):
         row = torch.cat([made.ids[: made.stops[90]], question.ids, question.answer])
         ends = range(len(row) - len(question.answer), len(row))
@@ -159,7 +164,7 @@ def test_an_answer_has_its_mean_log_prob(
 def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
     model = MODELS["grouped queries"]()
     made = haystacks(model, 1)
-    whole = ask(model, made, read_once=False)
+    whole = ask_whole(model, made)
     monkeypatch.setattr(retrieval, "CHUNK", 20)
     with calls(model) as shapes:
         assert apart(ask(model, made), whole) < 1e-4
@@ -169,7 +174,7 @@ def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
 
 def test_a_model_with_another_cache_gets_whole_prompts(model, caplog):
     made = haystacks(model)
-    whole = ask(model, made, read_once=False)
+    whole = ask_whole(model, made)
 
     def from_zero(_, __, options):
         if options["use_cache"]:  # positions of a question begin at 0
@@ -233,7 +238,7 @@ def test_only_other_caches_and_moving_frequencies_need_whole_prompts(
     else:
         model = build(family, **TRAINED, rope_parameters={"rope_theta": 1e4} | rope)
     made = haystacks(model, 1)
-    assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
+    assert apart(ask(model, made), ask_whole(model, made)) < 1e-4
     assert (reason is None) == (not caplog.records)
     assert (reason or "") in caplog.text
 

@@ -421,10 +421,7 @@ class Desk:
                 self.base.model, known, to=self.pages.target, **parameters
             )
             self._patch.enter_context(patch)
-        self.reader, self._method = (
-            Reader(self.subject.model, read_once=True),
-            name,
-        )
+        self.reader, self._method = Reader(self.subject.model), name
 
 
 # Command

@@ -42,12 +42,11 @@ def reading() -> dict[str, Any]:
         "num_hidden_layers",
         "num_attention_heads",
         "head_dim",
+        "num_key_value_heads",
+        "rms_norm_eps",
     )
     return {
-        "shape": {
-            name: getattr(config, name)
-            for name in (*shape, "num_key_value_heads", "rms_norm_eps")
-        },
+        "shape": {name: getattr(config, name) for name in shape},
         "tied": config.tie_word_embeddings,
         "stretch": STRETCH,
         "layout": layout,

@@ -115,7 +115,7 @@ def house_style() -> Iterator[None]:
 
 
 @contextmanager
-def canvas(height: float = 3.2, width: float = WIDTH) -> Iterator[Figure]:
+def canvas(height: float, width: float = WIDTH) -> Iterator[Figure]:
     """An empty figure in the style, with its size in inches, that belongs to no window.
 
     A notebook also shows it if pyplot is not imported.
