@@ -8,9 +8,8 @@ from typing import Any
 
 from ropepatch.doctor.findings import Finding, Rule
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import ADAPTER, Checkpoint
+from ropepatch.model.checkpoint import ADAPTER, ADAPTER_BASE, Checkpoint
 
-BASE = "base_model_name_or_path"
 THREAD = "huggingface/trl/issues/4277"
 MISSING = Rule(
     "adapter-base-missing", "error", "the RoPE of its base is unknown", THREAD
@@ -38,18 +37,16 @@ def adapter_findings(
         adapter: The content of adapter_config.json.
         record: The content of ropepatch.json; empty without one.
     """
-    name, revision = adapter.get(BASE), adapter.get("revision")
+    name, revision = adapter.get(ADAPTER_BASE), adapter.get("revision")
     try:
         if not isinstance(name, str) or not name:
-            raise RopepatchError(f"{ADAPTER} has no {BASE}")
+            raise RopepatchError(f"{ADAPTER} has no {ADAPTER_BASE}")
         is_here = name == "tiny" or Path(name).is_dir()
         base = Checkpoint.find(name, None if is_here else revision)
         rope = base.config.rope
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         rule, problem = MISSING, f"cannot load the base model: {error}"
-        remedy = (
-            f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
-        )
+        remedy = f"set {ADAPTER_BASE} in {ADAPTER} to the base checkpoint that it was trained on"
     else:
         carried = rope.inv_freq().tolist(), rope.carried_attention_factor
         if not record:
@@ -74,4 +71,4 @@ def adapter_findings(
             )
         else:
             return
-    yield rule.found(Finding((BASE,), problem, remedy, ADAPTER, name))
+    yield rule.found(Finding((ADAPTER_BASE,), problem, remedy, ADAPTER, name))

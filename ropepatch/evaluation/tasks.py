@@ -522,25 +522,25 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
 
     A single kind also gets rows by length only; several kinds are never pooled.
     """
-    measured: list[tuple[Any, ...]] = []
+    rows = []
     for length, kind in product(retrieval.lengths, retrieval.kinds):
         places: list[dict[str, Any]] = [{"kind": kind, "length": length}]
         if len(retrieval.kinds) == 1:
             places.insert(0, {"length": length})
         for at in places:
-            measured.append(("found", at, retrieval.found(length, kind)))
-            measured.append(("log_prob", at, retrieval.log_prob(length, kind)))
+            rows.append(row_of("found", at, retrieval.found(length, kind)))
+            rows.append(row_of("log_prob", at, retrieval.log_prob(length, kind)))
         bins = 2 if kind == QUOTE else DEPTHS  # the far half and the near half
         for number in range(bins):
             between = number / bins, (number + 1) / bins
             at = places[0] | {"depth": round(sum(between) / 2, 3)}
             with suppress(RopepatchError):  # no needle there
                 found = retrieval.found(length, kind, between)
-                measured.append(("found", at, found))
+                rows.append(row_of("found", at, found))
                 if kind == QUOTE:
                     log_prob = retrieval.log_prob(length, kind, between)
-                    measured.append(("log_prob", at, log_prob))
-    return [row_of(*one) for one in measured]
+                    rows.append(row_of("log_prob", at, log_prob))
+    return rows
 
 
 # lm-eval

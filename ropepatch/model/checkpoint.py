@@ -95,6 +95,8 @@ def validated(
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 ADAPTER = "adapter_config.json"
+ADAPTER_BASE = "base_model_name_or_path"  # its key for the base model
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 READING = "reading.json"  # the fingerprint
 # Chat templates, and the modules of sentence-transformers
 NESTED = (

@@ -15,6 +15,7 @@ from ropepatch.files import check_inside, check_secrets
 from ropepatch.model.architectures import SPECULATED, WRAPPED
 from ropepatch.model.checkpoint import (
     ADAPTER,
+    ADAPTER_WEIGHTS,
     CODE,
     NESTED,
     READING,
@@ -29,7 +30,6 @@ from ropepatch.model.weights import changed, read_header
 from ropepatch.probing import reading as readings
 from ropepatch.publishing.card.writing import BOARDS, CARD
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # What ropepatch writes about a checkpoint
 EVIDENCE = (
     "evaluation.html",

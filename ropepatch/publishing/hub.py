@@ -31,7 +31,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import shown_name
 from ropepatch.files import json_text, read_json
-from ropepatch.model.checkpoint import ADAPTER, RECORD, UNPARSED
+from ropepatch.model.checkpoint import ADAPTER, ADAPTER_BASE, RECORD, UNPARSED
 from ropepatch.publishing.card.writing import (
     CARD,
     card_text,
@@ -42,7 +42,6 @@ from ropepatch.publishing.card.writing import (
 from ropepatch.publishing.contents import is_stale, is_weights, judge, read_contents
 
 AGAIN = "run the same command again: it resumes the upload"
-BASE = "base_model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -284,6 +283,6 @@ def _shown(path: Path) -> Path | bytes:
     if path.name != ADAPTER:
         return path
     config = read_json(path)
-    if isinstance(config.get(BASE), str):
-        config[BASE] = shown_name(config[BASE])
+    if isinstance(config.get(ADAPTER_BASE), str):
+        config[ADAPTER_BASE] = shown_name(config[ADAPTER_BASE])
     return json_text(config).encode()

@@ -20,7 +20,12 @@ from ropepatch.errors import RopepatchError, requiring
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import plan_of_record, put
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import ADAPTER, Checkpoint
+from ropepatch.model.checkpoint import (
+    ADAPTER,
+    ADAPTER_BASE,
+    ADAPTER_WEIGHTS,
+    Checkpoint,
+)
 from ropepatch.model.config import stock_code
 from ropepatch.model.precision import best_device
 from ropepatch.model.weights import read_header
@@ -28,8 +33,6 @@ from ropepatch.training.recipe import Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 def trainable(model: Any, lora: Lora | None) -> nn.Module:
@@ -161,7 +164,7 @@ def load_adapter(
             hint="use `ropepatch.load` for a whole model",
         )
     # PEFT's; the record has no path
-    local = read_json(place / ADAPTER).get("base_model_name_or_path")
+    local = read_json(place / ADAPTER).get(ADAPTER_BASE)
     known = local if isinstance(local, str) and Path(local).is_dir() else record.model
     name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
@@ -175,7 +178,7 @@ def load_adapter(
             hint="use the checkpoint that it was trained on",
         )
     peft, hint = _peft(), "copy the adapter again from its original place"
-    read_header(place / WEIGHTS)  # without this file PEFT would load a pickle
+    read_header(place / ADAPTER_WEIGHTS)  # without this file PEFT would load a pickle
     loaded: Any = source.load()
     model = loaded.to(best_device())
     put(model, plan)

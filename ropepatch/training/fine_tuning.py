@@ -25,12 +25,16 @@ from ropepatch.extension.writing import (
     small_files,
 )
 from ropepatch.files import absent, new_folder, read_json, write_json
-from ropepatch.model.checkpoint import ADAPTER, Checkpoint
+from ropepatch.model.checkpoint import (
+    ADAPTER,
+    ADAPTER_BASE,
+    ADAPTER_WEIGHTS,
+    Checkpoint,
+)
 from ropepatch.model.config import no_progress_bars
 from ropepatch.model.precision import placed, without_subnormals
 from ropepatch.settings import yaml_text
 from ropepatch.training.adapter import (
-    WEIGHTS,
     recompute_activations,
     trainable,
     without_deprecations,
@@ -225,9 +229,9 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
         written = copy.write_trained(model, **more)
         return written.model
     with new_folder(out) as folder:
-        shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
+        shutil.copyfile(trained / ADAPTER_WEIGHTS, folder / ADAPTER_WEIGHTS)
         base = {
-            "base_model_name_or_path": plan.source.name,
+            ADAPTER_BASE: plan.source.name,
             "revision": plan.source.revision,
         }
         write_json(folder / ADAPTER, read_json(trained / ADAPTER) | base)
