@@ -391,7 +391,6 @@ def measure_extension(
     plan: Plan,
     fine_tuned: Path | None = None,
     *,
-    label: str = "fine-tuned",
     out: Path | None = None,
     machine: Machine = HERE,
     progress: Progress = no_bar,
@@ -400,7 +399,7 @@ def measure_extension(
 
     All use the same texts, lengths and prompts, prepared for the unchanged model and the target of the plan.
     Only the tasks of the suite are used. Results from before the training are not measured again. The
-    checkpoint ``fine_tuned``, called ``label``, was trained under the plan. See `measure`.
+    checkpoint ``fine_tuned`` was trained under the plan. See `measure`.
     """
     machine, to = replace(machine), plan.target
     subject = Subject(plan.source.name, plan.checkpoint(), machine)
@@ -413,7 +412,7 @@ def measure_extension(
                 hint="pass the checkpoint that this plan produced",
             )
         after = Subject(plan.source.name, source, machine, base=subject)
-        plans[after] = {label: plan}
+        plans[after] = {f"{plan.method.name} + training": plan}
     return _resumed(_jobs(suite, plans, to), out, progress)
 
 
@@ -440,7 +439,6 @@ def _jobs(suite: Suite, plans: Plans, to: int) -> list[Job]:
 def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
     """The results of the jobs, after all checks that are possible in advance."""
     names = Counter(job.name for job in jobs)
-    names.update({f"{job.place}-{FLOOR}" for job in jobs})
     (name, count), *_ = names.most_common(1)
     if count > 1:
         raise RopepatchError(

@@ -153,8 +153,7 @@ def evaluate(
     machine = Machine.of(device, dtype, say)
     how: Any = {"out": folder, "machine": machine, "progress": progress}
     if extension:
-        plan, trained, label = extension
-        results = measuring.measure_extension(chosen, plan, trained, label=label, **how)
+        results = measuring.measure_extension(chosen, *extension, **how)
     else:
         results = measuring.measure(
             chosen, source, revision=revision, original=original, **how
@@ -218,8 +217,8 @@ def _perplexity_suite(
 # A checkpoint that ropepatch wrote
 
 
-def extension_of(written: Checkpoint, say: Say) -> tuple[Plan, Path | None, str] | None:
-    """The plan of a checkpoint that ropepatch wrote, its folder if it was trained, and its label then.
+def extension_of(written: Checkpoint, say: Say) -> tuple[Plan, Path | None] | None:
+    """The plan of a checkpoint that ropepatch wrote, and its folder if it was trained.
 
     None for other checkpoints, and with a warning if the model that it was made from is not here.
     """
@@ -234,8 +233,7 @@ def extension_of(written: Checkpoint, say: Say) -> tuple[Plan, Path | None, str]
         )
         return None
     trained = None if record.training is None else written.folder
-    plan = plan_of_record(record, source)
-    return plan, trained, f"{record.method} + training"
+    return plan_of_record(record, source), trained
 
 
 def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:

@@ -55,7 +55,7 @@ def trained(extended, tmp_path_factory):
 def results(extended, tmp_path_factory):
     """The results of the extended checkpoint, and their folder."""
     out = tmp_path_factory.mktemp("results")
-    return list(measure_extension(SUITE, PLAN, extended, label="again", out=out)), out
+    return list(measure_extension(SUITE, PLAN, extended, out=out)), out
 
 
 @pytest.fixture(scope="module")
@@ -63,28 +63,26 @@ def after(results, trained, tmp_path_factory):
     """The results of the trained checkpoint if the others were measured before."""
 
     def only_mine(name):
-        assert "yarn + mine" in name, f"{name} is measured again"
+        assert "yarn + training" in name, f"{name} is measured again"
         return nullcontext(lambda done, total: None)
 
     out = tmp_path_factory.mktemp("after")
     for file in results[1].iterdir():
-        if "again" not in file.name:
+        if "training" not in file.name:
             shutil.copy(file, out)
-    return list(
-        measure_extension(
-            SUITE, PLAN, trained, label="yarn + mine", out=out, progress=only_mine
-        )
-    )
+    return list(measure_extension(SUITE, PLAN, trained, out=out, progress=only_mine))
 
 
 def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
     measured = {(result.task, result.label) for result in results[0]}
-    tasks, labels = ("perplexity", "retrieval"), (BASELINE, "yarn", "again")
+    tasks, labels = ("perplexity", "retrieval"), (BASELINE, "yarn", "yarn + training")
     assert measured == {(task, label) for task in tasks for label in labels} | {
         ("perplexity", FLOOR)
     }
     for task in tasks:
-        again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
+        again, patched = (
+            of(results[0], task, label) for label in ("yarn + training", "yarn")
+        )
         assert again.rows == patched.rows != of(results[0], task, BASELINE).rows
     assert not any(
         result.fine_tuned for result in results[0]
@@ -94,7 +92,7 @@ def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
 def test_the_fine_tuned_result_equals_the_loaded_checkpoint(after, trained, tiny):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(Checkpoint(trained).load(), None, tales)
-    found = of(after, "perplexity", "yarn + mine").of("loss", "length")
+    found = of(after, "perplexity", "yarn + training").of("loss", "length")
     assert [row.value for row in found] == [
         curve.at(length).value for length in (128, 256, 512)
     ]
@@ -102,7 +100,7 @@ def test_the_fine_tuned_result_equals_the_loaded_checkpoint(after, trained, tiny
         found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
     )
     before, mine = (
-        of(after, "retrieval", label).model for label in ("yarn", "yarn + mine")
+        of(after, "retrieval", label).model for label in ("yarn", "yarn + training")
     )
     own = {
         "weights": fingerprint(read_headers(trained)),
@@ -111,19 +109,14 @@ def test_the_fine_tuned_result_equals_the_loaded_checkpoint(after, trained, tiny
     assert mine == before | own
     assert own["weights"] != before["weights"]
     assert [result.label for result in after if result.fine_tuned] == [
-        "yarn + mine"
+        "yarn + training"
     ] * 2
 
 
-def test_other_frequencies_and_names_taken_twice_are_refused(extended):
+def test_a_checkpoint_with_other_frequencies_than_the_plan_is_refused(extended):
     other = ropepatch.plan("tiny", to=512, beta_fast=8.0)
-    for plan, label, message in (
-        (PLAN, "yarn", "two results would be called"),
-        (PLAN, FLOOR, "two results would be called"),
-        (other, "mine", "does not have the frequencies of yarn to 512 tokens"),
-    ):
-        with pytest.raises(RopepatchError, match=message):
-            measure_extension(SUITE, plan, extended, label=label)
+    with pytest.raises(RopepatchError, match="frequencies of yarn to 512 tokens"):
+        measure_extension(SUITE, other, extended)
 
 
 def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypatch):
