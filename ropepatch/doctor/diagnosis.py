@@ -127,37 +127,25 @@ def diagnose(
         RopepatchError: If there is no such checkpoint, or its config.json is not a JSON object.
     """
     source = Checkpoint.find(model, revision, weights=measure, include=(CODE,))
-    if is_adapter(source.folder):
-        return _diagnose_adapter(source)
-    return _diagnose_checkpoint(source, measure, progress)
-
-
-def _diagnose_checkpoint(
-    source: Checkpoint, measure: bool, progress: Progress | None
-) -> Diagnosis:
-    folder = source.folder
+    folder, facts = source.folder, None
     files, findings = _read_small_files(folder)
-    unreadable = [finding.file for finding in findings]
-    facts = Facts(source.config, files.get(TOKENIZER, {}))
-    weights, of_weights = look_at_weights(folder, source.config)
-    findings += [*check(facts), *of_weights]
-    if measure or source.revision is None:  # else only config.json was downloaded
-        findings += _changed_code(source, files.get(RECORD, {}))
-    if measure and weights:
-        findings += not_finite(weights, progress)
-    names = [file.name for file in weights.files] if weights else []
-    looked_at = [CONFIG, *files, *unreadable, *(names or ["no readable weights"])]
+    record = files.get(RECORD, {})
+    looked_at = [*files, *(finding.file for finding in findings)]
+    if is_adapter(folder):
+        findings += adapter_findings(read_json(folder / ADAPTER), record)
+    else:
+        facts = Facts(source.config, files.get(TOKENIZER, {}))
+        weights, of_weights = look_at_weights(folder, source.config)
+        findings += [*check(facts), *of_weights]
+        if measure or source.revision is None:  # else only config.json was downloaded
+            findings += _changed_code(source, record)
+        if measure and weights:
+            findings += not_finite(weights, progress)
+        names = [file.name for file in weights.files] if weights else []
+        looked_at = [CONFIG, *looked_at, *(names or ["no readable weights"])]
     return Diagnosis(
         source.name, by_severity(findings), tuple(looked_at), folder, facts
     )
-
-
-def _diagnose_adapter(source: Checkpoint) -> Diagnosis:
-    files, findings = _read_small_files(source.folder)
-    looked_at = *files, *(finding.file for finding in findings)
-    adapter = read_json(source.folder / ADAPTER)
-    findings += adapter_findings(adapter, files.get(RECORD, {}))
-    return Diagnosis(source.name, by_severity(findings), looked_at, source.folder)
 
 
 def _read_small_files(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:

@@ -50,6 +50,8 @@ WEIGHTS = (
     ADAPTER_WEIGHTS,
     ADAPTER,
 )
+# What a push to a repository of ours replaces
+REPLACED = (*WEIGHTS, *EVIDENCE, CODE)
 
 
 class Contents(NamedTuple):
@@ -161,12 +163,10 @@ def _changed(
         yield f"{READING} belongs to other weights"
 
 
-def is_stale(name: str, *, ours: bool) -> bool:
-    """Whether a file is from an earlier push. Evidence is only in a repository of ours."""
-    patterns = (*WEIGHTS, *EVIDENCE, CODE) if ours else WEIGHTS
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def is_weights(name: str) -> bool:
-    """Whether a file of a repository contains weights, or selects those that are loaded."""
-    return is_stale(name, ours=False)
+def matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    """Return the names of files that match one of the patterns."""
+    return {
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }

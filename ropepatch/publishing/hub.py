@@ -39,7 +39,13 @@ from ropepatch.publishing.card.writing import (
     read_folder,
     write_card,
 )
-from ropepatch.publishing.contents import is_stale, is_weights, judge, read_contents
+from ropepatch.publishing.contents import (
+    REPLACED,
+    WEIGHTS,
+    judge,
+    matching,
+    read_contents,
+)
 
 AGAIN = "run the same command again: it resumes the upload"
 
@@ -146,7 +152,7 @@ def push(
             f"{repo} exists and is public",
             hint="make it private in its settings on the Hub, or use another repository",
         )
-    others = sorted(filter(is_weights, held))
+    others = sorted(matching(held, WEIGHTS))
     if others and not (force or is_new or RECORD in held):
         raise RopepatchError(
             f"{repo} contains other weights: {', '.join(others)[:200]}",
@@ -171,8 +177,8 @@ def push(
                 write_card(place, repo, named)
                 contents = read_contents(place, token, include)
         files = contents.files
-        stale = [name for name in held if is_stale(name, ours=RECORD in held)]
-        deleted = sorted({*stale} - files.keys())
+        replaced = REPLACED if RECORD in held else WEIGHTS
+        deleted = sorted(matching(held, replaced) - files.keys())
         commit = there.sha if there else None
         if not dry_run:
             if there is None:

@@ -100,8 +100,8 @@ def train(
         from ropepatch.training.fine_tuning import fine_tune
     named, settings = "recipe", recipe
     if not isinstance(settings, Recipe):
-        named = name_of(os.fspath(settings))
-        settings = read_recipe(os.fspath(settings))
+        file = os.fspath(settings)
+        named, settings = name_of(file), read_recipe(file)
     if not isinstance(model, Plan):
         name = method or settings.method.name
         stated = name == settings.method.name
