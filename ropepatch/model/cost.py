@@ -77,12 +77,9 @@ def cache_bytes(config: PreTrainedConfig, tokens: int, itemsize: int = 2) -> int
             width = 2 * key_value_heads_of(of) * head_dim_of(of)
         if not isinstance(width, int):
             return None
-        grows = isinstance(layer, DynamicLayer)
-        held += (
-            width * min(tokens, getattr(layer, "sliding_window", None) or tokens)
-            if grows
-            else 0
-        )
+        if isinstance(layer, DynamicLayer):
+            window = getattr(layer, "sliding_window", None) or tokens
+            held += width * min(tokens, window)
     return itemsize * held
 
 

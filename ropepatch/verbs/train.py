@@ -146,12 +146,12 @@ def train(
     with interruptible(say, lambda: _kept(run)):
         check_carried(run.source, include, say)
         written = fine_tune(run)
-        if settings.save == "merged" and reading is not False:
+        if settings.save == "merged":
             run.processes.write_once(
                 lambda: add_fingerprint(
                     plan,
                     written,
-                    asked=bool(reading),
+                    asked=reading,
                     device=run.processes.device,
                     say=say,
                     progress=progress,

@@ -301,3 +301,9 @@ def test_stretches_of_positions_are_half_octaves(tiny, trained, edges):
     )
     assert [0, *(row.at["end"] for row in ready.floor if "end" in row.at)] == edges
     assert all(math.isfinite(row.value) for row in ready.floor)
+
+
+def test_two_models_with_one_name_for_their_files_are_refused():
+    suite = SUITE.model_copy(update={"models": ("tiny", "tiny"), "tasks": (TALES,)})
+    with pytest.raises(RopepatchError, match="two results would be called"):
+        measure(suite)
