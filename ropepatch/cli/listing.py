@@ -22,10 +22,9 @@ OF_ENCODINGS = ("family", "formula", "paper")
 
 def described(kind: Any, what: str, facts: Sequence[str]) -> dict[str, Any]:
     """A method or an encoding with the defaults of its parameters."""
-    content = {fact: getattr(kind, fact) for fact in facts}
     return {
         what: kind.name,
-        **content,
+        **{fact: getattr(kind, fact) for fact in facts},
         "parameters": defaults_of(kind),
         "help": inspect.getdoc(kind),
     }

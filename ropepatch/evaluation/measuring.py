@@ -340,7 +340,7 @@ class Job:
                 "attention_factor": frequencies.attention_factor,
                 "inv_freq": frequencies.inv_freq.tolist(),
             }
-        request: dict[str, Any] = {
+        known = {
             "task": self.data.task,
             "label": self.label,
             "model": self.subject.record,
@@ -348,8 +348,8 @@ class Job:
             "target": self.to,
             "parameters": self.data.parameters,
         }
-        without: dict[str, Any] = without_paths(as_read(request))
-        return without
+        request: dict[str, Any] = without_paths(as_read(known))
+        return request
 
 
 def measure(

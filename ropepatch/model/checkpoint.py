@@ -358,7 +358,7 @@ class Checkpoint:
     @classmethod
     def find(
         cls,
-        model: str | Path,
+        model: str | os.PathLike[str],
         revision: str | None = None,
         *,
         original: Length | None = None,
@@ -370,6 +370,8 @@ class Checkpoint:
         Raises:
             RopepatchError: If there is no such model, or it cannot be downloaded.
         """
+        if isinstance(model, os.PathLike):
+            model = Path(model)
         name = "./tiny" if model == Path("tiny") else str(model)
         folder = _local(model, name)
         if folder is None:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -170,9 +169,7 @@ def next_tokens(model: nn.Module, ids: list[int], positions: list[int]) -> list[
 def find(name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
     """Find the checkpoint that an engine serves or a trainer trains."""
     try:
-        return Checkpoint.find(
-            name if isinstance(name, str) else Path(name), revision, weights=True
-        )
+        return Checkpoint.find(name, revision, weights=True)
     except RopepatchError as error:
         raise RopepatchError(
             str(error), hint="give the CHECKPOINT that the engine serves"

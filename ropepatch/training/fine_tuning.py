@@ -226,8 +226,7 @@ def _save(run: Run, supply: Supply, record: RunRecord) -> PreTrainedModel | None
     if recipe.save == "merged":
         carried = small_files(run.source.folder) | files
         copy = Copy.of(plan, run.source, out, carried)
-        written = copy.write_trained(model, **more)
-        return written.model
+        return copy.write_trained(model, **more).model
     with new_folder(out) as folder:
         shutil.copyfile(trained / ADAPTER_WEIGHTS, folder / ADAPTER_WEIGHTS)
         base = {

@@ -390,9 +390,7 @@ def find_checkpoint(
     model: str | os.PathLike[str], revision: str | None, original: Length | None
 ) -> Checkpoint:
     """Find the checkpoint to measure that a user names; config.json only for a Hub id."""
-    checkpoint = Checkpoint.find(
-        model if isinstance(model, str) else Path(model), revision, original=original
-    )
+    checkpoint = Checkpoint.find(model, revision, original=original)
     checkpoint.stock.check_generates()
     return checkpoint
 

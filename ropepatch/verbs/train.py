@@ -127,16 +127,20 @@ def train(
         say(note)
     place = output_of(plan, out, named)
     run = Run(plan, settings, absolute(place), include, command, say, progress)
-    hint = f"choose another {argument('out')}"
-    writable = partial(check_writable, run.out, hint)
-    checks: list[Callable[[], object]] = [run.check, writable]
+    checks: list[Callable[[], object]] = [
+        run.check,
+        partial(check_writable, run.out, f"choose another {argument('out')}"),
+    ]
     if reading:
         checks.append(partial(_check_fingerprint, run))
     if dry_run:
         # Of a Hub id only config.json is read
         if plan.source.name == "tiny" or Path(plan.source.name).is_dir():
-            checks += [run.check_out, lambda: run.source.weights]
-            checks += [partial(_check_source, run)]
+            checks += [
+                run.check_out,
+                lambda: run.source.weights,
+                partial(_check_source, run),
+            ]
         expected = None
         with suppress(RopepatchError):  # one of the obstacles
             expected = forecast(settings, plan, run.counted, run.processes.count)
