@@ -108,7 +108,7 @@ class Stated(NamedTuple):
 
     values: dict[str, Any]
     layer: str | None
-    path: Keys = ()
+    path: Keys
 
     @property
     def kind(self) -> Any:

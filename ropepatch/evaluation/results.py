@@ -250,7 +250,7 @@ class Series(NamedTuple):
     """A measure by length, of one kind of question if there are several."""
 
     measure: str
-    kind: str | None = None
+    kind: str | None
 
     @property
     def title(self) -> str:

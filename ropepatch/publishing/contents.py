@@ -70,9 +70,7 @@ class Judgement(NamedTuple):
     allows_card: bool = False
 
 
-def read_contents(
-    folder: Path, token: str | None = None, include: Sequence[str] = ()
-) -> Contents:
+def read_contents(folder: Path, token: str | None, include: Sequence[str]) -> Contents:
     """Collect the files of a checkpoint or an adapter, and those that match the patterns of `include`.
 
     Raises `RopepatchError` for damaged or pickled weights, links out of the folder, and files that contain a

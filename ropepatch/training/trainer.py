@@ -45,6 +45,7 @@ class LongContextTrainer(Trainer):
         run: The run.
         pieces: The held-out text of the evaluation.
         teacher: The teacher of a self-distillation.
+        callbacks: Further callbacks.
         **arguments: Further arguments of transformers' Trainer.
     """
 
@@ -56,13 +57,14 @@ class LongContextTrainer(Trainer):
         run: Run,
         pieces: Sequence[Tensor],
         teacher: Teacher | None,
+        callbacks: Sequence[TrainerCallback],
         **arguments: Any,
     ) -> None:
         self.stop = SaveOnSignal(run.say)
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # unused: `evaluate` has its own
-            callbacks=[self.stop, *arguments.pop("callbacks", [])],
+            callbacks=[self.stop, *callbacks],
             **arguments,
         )
         self.remove_callback(PrinterCallback)  # stdout is for results

@@ -396,7 +396,7 @@ def find_checkpoint(
 
 
 def check_places(
-    out: str | Path | None, report: str | Path | None = None
+    out: str | Path | None, report: str | Path | None
 ) -> tuple[Path | None, Path | None]:
     """Check the folder for results and the report file, and return their paths."""
     folder, page = (None if place is None else Path(place) for place in (out, report))
