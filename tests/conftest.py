@@ -146,7 +146,7 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """That of the bundled checkpoint."""
+    """The tokenizer of the bundled checkpoint."""
     from tokenizer_makes import TOKENIZERS
 
     return TOKENIZERS["bundled"]()

@@ -439,6 +439,7 @@ def _jobs(suite: Suite, plans: Plans, to: int) -> list[Job]:
 def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
     """The results of the jobs, after all checks that are possible in advance."""
     names = Counter(job.name for job in jobs)
+    names.update({f"{job.place}-{FLOOR}" for job in jobs})
     (name, count), *_ = names.most_common(1)
     if count > 1:
         raise RopepatchError(

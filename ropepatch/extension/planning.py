@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -123,8 +122,7 @@ def plan(
     if not isinstance(model, str | os.PathLike):
         source = InMemory.of(model, original)
     elif not is_gguf(model):
-        place = model if isinstance(model, str) else Path(model)
-        source = Checkpoint.find(place, revision, original=original)
+        source = Checkpoint.find(model, revision, original=original)
     elif revision is None:
         source = GgufModel.find(os.fspath(model), original)
     else:

@@ -326,25 +326,24 @@ def check_machine(recipe: Recipe) -> None:
 
 
 def check_launcher(config: Any) -> None:
-    """Raise `RopepatchError` if the launcher splits sequences; name the layers that no trainer can split."""
-    names = "ACCELERATE_USE_PARALLELISM_CONFIG", "ACCELERATE_USE_DEEPSPEED"
-    if "true" not in map(os.environ.get, names):
-        return
+    """Raise `RopepatchError` for DeepSpeed, and for split sequences; name the layers that cannot be split."""
+    message = "several processes train a recipe by DDP or FSDP2 alone"
     hint = (
         f"{LAUNCHERS}/fsdp2.yaml, or positions: pose, whose sequences one GPU holds; "
         "or train what `extend` writes with a trainer of your own"
     )
-    # As accelerate 1.15 does
-    is_sliding = getattr(config, "sliding_window", None)
-    kinds = [SLIDING_LAYERS] * config.num_hidden_layers if is_sliding else []
-    counts = Counter(getattr(config, "layer_types", None) or kinds)
-    for kind, count in counts.items():
-        if kind != GLOBAL_LAYERS:
-            hint += f", where accelerate refuses to split {count} {kind} layers"
-    raise RopepatchError(
-        "packed sequences cannot be split: several processes train a recipe by DDP or FSDP2 alone",
-        hint=hint,
-    )
+    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG") == "true":
+        message = f"packed sequences cannot be split: {message}"
+        # As accelerate 1.15 does
+        is_sliding = getattr(config, "sliding_window", None)
+        kinds = [SLIDING_LAYERS] * config.num_hidden_layers if is_sliding else []
+        counts = Counter(getattr(config, "layer_types", None) or kinds)
+        for kind, count in counts.items():
+            if kind != GLOBAL_LAYERS:
+                hint += f", where accelerate refuses to split {count} {kind} layers"
+    elif os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return
+    raise RopepatchError(message, hint=hint)
 
 
 def trainer_arguments(recipe: Recipe, folder: Path, dtype: str) -> TrainingArguments:

@@ -18,6 +18,7 @@ from ropepatch.evaluation.measuring import Machine, Method, Suite, measure
 from ropepatch.evaluation.results import FLOOR, read_result
 from ropepatch.evaluation.tasks import Goal, PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import TINY
+from ropepatch.scaling import METHODS
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -305,5 +306,12 @@ def test_stretches_of_positions_are_half_octaves(tiny, trained, edges):
 
 def test_two_models_with_one_name_for_their_files_are_refused():
     suite = SUITE.model_copy(update={"models": ("tiny", "tiny"), "tasks": (TALES,)})
+    with pytest.raises(RopepatchError, match="two results would be called"):
+        measure(suite)
+
+
+def test_a_method_called_as_the_floor_is_refused(monkeypatch):
+    monkeypatch.setitem(METHODS, FLOOR, METHODS["linear"])
+    suite = SUITE.model_copy(update={"methods": (Method(name=FLOOR),)})
     with pytest.raises(RopepatchError, match="two results would be called"):
         measure(suite)

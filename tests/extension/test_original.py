@@ -96,6 +96,8 @@ def test_an_invalid_original_length_is_rejected(original, source):
 
 def test_a_scaled_model_takes_no_original_length(source, tmp_path):
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
+    with pytest.raises(RopepatchError, match=r"a plan already sets .* original"):
+        ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
     out = check(plan, tmp_path / "out").write().path
     with pytest.raises(RopepatchError, match="this model is already scaled"):
         ropepatch.plan(out, to=4 * TARGET, original=TRAINED)

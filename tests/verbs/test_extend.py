@@ -53,6 +53,8 @@ def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeyp
     shutil.rmtree(extension.folder)
     with pytest.raises(RopepatchError, match="no parameter 'betta'"):
         ropepatch.extend("tiny", to="2x", betta=16.0)
+    with pytest.raises(RopepatchError, match="a plan already sets target, method"):
+        ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "out", to=1024)
     assert not list(tmp_path.iterdir())
 
 
