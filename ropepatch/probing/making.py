@@ -98,17 +98,15 @@ def add_fingerprint(
     plan: Plan,
     written: Written,
     *,
-    asked: bool | None,
+    asked: bool,
     device: str,
     say: Say,
     progress: Progress,
 ) -> None:
-    """Write the fingerprint of a checkpoint if ``asked`` or, for None, if quick, or say why there is none.
+    """Write the fingerprint of a checkpoint if requested or quick, or say why there is none.
 
     An existing fingerprint of the same weights is kept.
     """
-    if asked is False:
-        return
     checkpoint = Checkpoint(written.path)
     try:
         if (

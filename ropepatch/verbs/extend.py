@@ -179,14 +179,11 @@ def extend(
         check_fingerprint(plan)
 
     def finish(written: writing.Written) -> dict[str, Any]:
-        add_fingerprint(
-            plan,
-            written,
-            asked=reading,
-            device=processes.device,
-            say=say,
-            progress=no_bar,
-        )
+        if reading is not False:
+            asked, device = bool(reading), processes.device
+            add_fingerprint(
+                plan, written, asked=asked, device=device, say=say, progress=no_bar
+            )
         return written.record.to_dict()
 
     with interruptible(say, lambda: _kept(place)):

@@ -150,12 +150,12 @@ def train(
     with interruptible(say, lambda: _kept(run)):
         check_carried(run.source, include, say)
         written = fine_tune(run)
-        if settings.save == "merged":
+        if settings.save == "merged" and reading is not False:
             run.processes.write_once(
                 lambda: add_fingerprint(
                     plan,
                     written,
-                    asked=reading,
+                    asked=bool(reading),
                     device=run.processes.device,
                     say=say,
                     progress=progress,
